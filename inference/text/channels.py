@@ -169,9 +169,9 @@ class _Headers:
 
     def _read(self, recipient: str | None, channel: str | None) -> _Message:
         is_thought = channel == self._layout.thought
-        named = "" if recipient in _EVERYONE else recipient or ""
-        if named.startswith(self._layout.functions) or (named and not is_thought):
-            return _Message(_Kind.CALL, named)
+        target = "" if recipient in _EVERYONE else recipient or ""
+        if target.startswith(self._layout.functions) or (target and not is_thought):
+            return _Message(_Kind.CALL, target)
         return _Message(_Kind.THOUGHT if is_thought else _Kind.TEXT)
 
 

@@ -148,7 +148,8 @@ class ThoughtReader:
             self._read_opening()
         thought = self._read_thought() if self._stage is Stage.WITHIN else ""
         answer = self._take() if self._stage is Stage.BEHIND else ""
-        return [one for one in (Segment(thought, True), Segment(answer, False)) if one.text]
+        segments = Segment(thought, True), Segment(answer, False)
+        return [segment for segment in segments if segment.text]
 
     def finish(self) -> list[Segment]:
         """Returns the rest at the end of the answer."""

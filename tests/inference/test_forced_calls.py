@@ -20,7 +20,7 @@ from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls import constrain
 from inference.text.tool_calls.formats import FORMATS
 from inference.text.tool_calls.parser import Parser
-from inference.text.tool_calls.shapes import Literals, Tagged
+from inference.text.tool_calls.shapes import Bare, Literals, Tagged
 from tests import fakes, schemas
 from tests.inference.server.fake_engine import END, tokenizer
 from tests.inference.test_random_schemas import FORMATS as TEXT_FORMATS
@@ -70,7 +70,7 @@ def without(schema: dict, keywords: set[str]) -> dict:
 def check(format, offer: tools.OfferedTools, relaxed: set[str], answer) -> int:
     """The number of calls of an answer, all of which obey their schemas."""
     assert answer.finish_reason == "stop"
-    if not isinstance(format.shape, Tagged | Literals):
+    if not isinstance(format.shape, Bare | Literals | Tagged):
         assert not relaxed  # JSON obeys all of these schemas
     parser = Parser(format, offer.schemas)
     content, calls = whole(parser.push(answer.text) + parser.finish())
@@ -92,11 +92,11 @@ def answered(words: Tokenizer, num: int, seed: int):
         source = constrain.of_calls(format, offer.schemas, offer.is_parallel, None, specials)
         cases.append((format, offer, set(grammar.relaxed(source))))
         params.append(SamplingParams(
-            max_new_tokens=4000, temperature=1.0, seed=n, grammar=source,
+            max_new_tokens=8000, temperature=1.0, seed=n, grammar=source,
             shown_special_ids=tuple(specials.values()),
         ))  # fmt: skip
     engine = fakes.engine(
-        fakes.llama(vocab_size=words.vocab_size, max_context=4096), shapes="one", tokenizer=words,
+        fakes.llama(vocab_size=words.vocab_size, max_context=8192), shapes="one", tokenizer=words,
         eos_ids=(END,), max_seqs=32, decode_rows=(32,), page_tokens=16, chunk_tokens=16,
         prefill_chunks=(1,), grammars=True,
     )  # fmt: skip

@@ -50,7 +50,7 @@ class CallRules:
             self._add_bare(shape, n, name, schema)
             return
         if isinstance(shape, Objects):
-            before = self.text(f'{{"name": {json.dumps(name)}, "{shape.key}": ')
+            before = self.text(f'{{"{shape.name_key}": {json.dumps(name)}, "{shape.key}": ')
             after = self.text("}")
         else:
             before, after = self._before(shape, name), self.text(shape.tail)
@@ -178,7 +178,7 @@ class _Value:
         before = text(shape.text_begin or shape.value_begin)
         if (listed := listed_values(self._schema)) is not None:
             spelled = [self._spelled(shape, value) for value in listed]
-            if quoted := " | ".join(text(one) for one in spelled if end not in one):
+            if quoted := " | ".join(text(value) for value in spelled if end not in value):
                 return f"({quoted}) {text(shape.value_end)}"
             self.relaxed.add("enum")
             return f"{before} {self._closed(shape, _ANY)}"
@@ -259,7 +259,7 @@ class _Bare:
             return self._any() if schema is not False else self._json(schema)
         kind, branches = schema.get("type"), schema.get("anyOf")
         if names == {"type"} and isinstance(kind, list):
-            branches = [{"type": one} for one in kind]
+            branches = [{"type": name} for name in kind]
         if names <= {"anyOf", "type"} and isinstance(branches, list) and len(names) == 1:
             return f"({' | '.join(self._rule(self.value(branch)) for branch in branches)})"
         if kind == "string":

@@ -98,8 +98,11 @@ def _call_schema(shape: Objects, n: int, name: str, schema: dict[str, object]) -
     """Of a call; what a schema of arguments refers to is in itself."""
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, shape.key: {"$id": f"arguments:{n}", **schema}},
-        "required": ["name", shape.key],
+        "properties": {
+            shape.name_key: {"const": name},
+            shape.key: {"$id": f"arguments:{n}", **schema},
+        },
+        "required": [shape.name_key, shape.key],
         "additionalProperties": False,
     }
 

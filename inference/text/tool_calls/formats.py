@@ -123,6 +123,10 @@ _FORMATS = (
     ),
     Format("granite", "<|tool_call|>", aliases=("<tool_call>",), shape=_LIST),
     Format("phi4", "functools", shape=_LIST),
+    Format(
+        "cohere", "<|START_ACTION|>", "<|END_ACTION|>",
+        shape=Objects("parameters", "tool_name", is_list=True),
+    ),
     Format("jamba", "<tool_calls>", "</tool_calls>", shape=_LIST),
     Format("nemotron", "<TOOLCALL>", "</TOOLCALL>", shape=_LIST),
     Format("gemma4", "<|tool_call>", "<tool_call|>", between="", shape=Bare('<|"|>')),

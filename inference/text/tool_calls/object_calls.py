@@ -6,7 +6,8 @@ from collections.abc import Collection, Generator
 from inference.text.tool_calls.stream import MAX_NAME_CHARS, SPACE, Judge, Reader, Stream
 
 _ARGUMENTS = ("arguments", "parameters")
-_IGNORED = ("id", "type")  # texts that some models write beside a name
+_NAMES = ("name", "tool_name")
+_IGNORED = ("id", "type", "tool_call_id")  # texts that some models write beside a name
 
 
 def read_block(
@@ -55,9 +56,9 @@ def _read_call(stream: Stream, names: Collection[str]) -> Judge:
             arguments = yield from _hold_arguments(stream, c)
             if not arguments:
                 return False
-        elif c == '"' and (key in _IGNORED or (key == "name" and name is None)):
+        elif c == '"' and (key in _IGNORED or (key in _NAMES and name is None)):
             value = yield from stream.hold_string(MAX_NAME_CHARS)
-            if key == "name":
+            if key in _NAMES:
                 name = value
                 if name not in names:
                     return False

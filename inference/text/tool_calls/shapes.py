@@ -12,10 +12,12 @@ class Objects:
 
     Attributes:
         key: of the arguments, as the grammar of such calls has it; both keys are understood.
+        name_key: of the name, likewise.
         is_list: the grammar writes a list, even of one call; lists are always understood.
     """
 
     key: str = "arguments"
+    name_key: str = "name"
     is_list: bool = False
 
 

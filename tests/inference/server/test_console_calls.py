@@ -180,14 +180,14 @@ def test_a_forced_call_is_forced_once(page, engine, choice, title):
 
 
 def test_calls_that_the_server_does_not_read_are_announced(browser):
-    engine = Parrot("{{ tools }}<|START_ACTION|>{{ tool_calls }}")
+    engine = Parrot("{{ tools }}<|action_start|>{{ tool_calls }}")
     with running(engine) as server:
         page = browser.page()
         page.open(server.url + "/")
         page.wait(READY)
         offer(page)
         ask(page, engine, "Hm.", then=DONE)
-        assert "writes calls as cohere does" in page.text(".turn .warning")
+        assert "writes calls as internlm does" in page.text(".turn .warning")
         page.close()
 
 

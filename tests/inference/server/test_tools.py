@@ -299,21 +299,21 @@ def test_what_the_prompt_began_to_think_is_no_call(streams):
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_format_that_is_not_read_is_said(streams, caplog):
-    engine = Parrot("{{ tools }}<|START_ACTION|>{{ tool_calls }}")
-    engine.says = '<|START_ACTION|>[{"tool_name": "weather"}]<|END_ACTION|>'
+    engine = Parrot("{{ tools }}<|action_start|>{{ tool_calls }}")
+    engine.says = '<|action_start|><|plugin|>[{"tool": "weather"}]<|action_end|>'
     with running(engine) as server:
         body = {"messages": ASKED, "stream": streams}
         response = server.post(CHAT, **body, tools=TOOLS)
-        assert response.headers["x-unread-tool-format"] == "cohere"
+        assert response.headers["x-unread-tool-format"] == "internlm"
         found = events.choices(events.read(response.text)) if streams else None
         choice = streamed(found) if found else response.json()["choices"][0]
         assert choice["message"]["content"] == engine.says and not called(choice)
         assert "x-unread-tool-format" not in server.post(CHAT, **body).headers
         given = [{"type": "function", **one["function"]} for one in TOOLS]
         other = server.post("/v1/responses", input="a", tools=given, stream=streams)
-        assert other.headers["x-unread-tool-format"] == "cohere"
+        assert other.headers["x-unread-tool-format"] == "internlm"
     (line,) = [one for one in caplog.messages if one.startswith("tool calls:")]
-    assert "cohere, is not read" in line
+    assert "internlm, is not read" in line
 
 
 NATIVE = {

@@ -125,11 +125,11 @@ def test_a_conversation(client, parrot):
 
 
 def test_a_format_that_is_not_read_is_said():
-    engine = Parrot("{{ tools }}<function_calls>{{ tool_calls }}")
-    engine.says = "<function_calls>weather(city='A')</function_calls>"
+    engine = Parrot("{{ tools }}<|action_start|>{{ tool_calls }}")
+    engine.says = "<|action_start|><|plugin|>weather<|action_end|>"
     with running(engine) as server:
         response = server.post(PATH, max_tokens=90, messages=ASKED, tools=[TOOL])
-        assert response.headers["x-unread-tool-format"] == "olmo3"
+        assert response.headers["x-unread-tool-format"] == "internlm"
         assert response.json()["content"] == [text(engine.says)]
 
 

@@ -9,7 +9,6 @@ import pytest
 from tests.inference.server import events
 from tests.inference.server.parrot import TEMPLATES, Parrot
 from tests.inference.server.running import running
-from tests.inference.server.test_bad_input import error_of
 from tests.inference.server.test_tools import streamed, tool
 from tests.inference.text import harmony
 
@@ -192,11 +191,6 @@ def test_earlier_turns(say, engine):
     assert "type now = (" in engine.prompt and "// \ntype weather" in engine.prompt
     say(FINAL, messages=[*turns, {"role": "assistant", "content": "Cold."}, *ASKED])
     assert "<|start|>assistant<|channel|>final<|message|>Cold.<|end|>" in engine.prompt
-
-
-def test_a_result_without_a_call_is_refused(server):
-    messages = [*ASKED, {"role": "tool", "tool_call_id": "1", "content": "4"}]
-    assert "without a call" in error_of(server.post(CHAT, messages=messages), 400)["message"]
 
 
 def test_marks_that_are_special_tokens_are_shown(say, engine):

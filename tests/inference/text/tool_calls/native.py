@@ -101,11 +101,11 @@ class Typed(Tags):
 class Lists:
     """JSON objects in a list between two texts."""
 
-    def __init__(self, block):
-        self._block = block
+    def __init__(self, block, keys=("name", "arguments")):
+        self._block, self._keys = block, keys
 
     def write(self, *calls) -> str:
-        objects = [{"name": name, "arguments": given} for name, given in calls]
+        objects = [dict(zip(self._keys, call, strict=True)) for call in calls]
         return self._block.format(json.dumps(objects, ensure_ascii=False))
 
     def blocks(self, text: str):
@@ -115,9 +115,10 @@ class Lists:
                 calls, end = json.JSONDecoder().raw_decode(text, match.end())
             except ValueError:
                 continue
-            if all(call["name"] in SCHEMAS for call in calls):
+            name, given = self._keys
+            if all(call[name] in SCHEMAS for call in calls):
                 end = re.compile(rf"(?:\s*{after})?(?<!\s)").match(text, end).end()
-                yield match.start(), end, [(call["name"], call["arguments"]) for call in calls]
+                yield match.start(), end, [(call[name], call[given]) for call in calls]
 
 
 class Names:
@@ -288,6 +289,7 @@ FORMATS = {
     "functiongemma": Bare("<start_function_call>{}<end_function_call>", "<escape>"),
     "olmo3": Lines("<function_calls>\n{}</function_calls>"),
     "lfm2": Python("<|tool_call_start|>{}<|tool_call_end|>"), "pythonic": Python("{}"),
+    "cohere": Lists("<|START_ACTION|>{}<|END_ACTION|>", ("tool_name", "parameters")),
     "granite": Lists("<|tool_call|>{}"), "phi4": Lists("functools{}"),
     "jamba": Lists("<tool_calls>{}</tool_calls>"), "nemotron": Lists("<TOOLCALL>{}</TOOLCALL>"),
 }  # fmt: skip

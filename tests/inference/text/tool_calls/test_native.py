@@ -124,6 +124,8 @@ def test_a_text_is_streamed_as_it_comes(format):
                 "<|tool_call_argument_begin|> {}<|tool_call_end|>\n<|tool_calls_section_end|>"),
     ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.now"
                 "<|tool_call_argument_begin|>{}"),
+    ("cohere", '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "now", "parameters": {}}\n]'
+               "<|END_ACTION|>"),
     ("granite", '<tool_call>[{"name": "now", "arguments": {}}]'),
     ("qwen3_coder", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'),
     ("qwen3_coder", "<tool_call><function=now></function></tool_call>"),

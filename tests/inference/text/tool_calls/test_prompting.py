@@ -50,13 +50,14 @@ READ = {
     "nemotron": "<TOOLCALL>",
     "deepseek_v32": '<{{ dsml }}invoke name="{{ c.name }}">{% set dsml = "｜DSML｜" %}',
     "olmo3": "<function_calls>{{ function_calls }}</function_calls>",
+    "cohere": "<|START_ACTION|>",
     "gemma4": "<|tool_call>call:{{ c.name }}{",
     "functiongemma": "<start_function_call>call:{{ c.name }}{",
     "openai": "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>",
     "minimax_m2": '<minimax:tool_call>\n<invoke name="{{ c.name }}">',
 }
 UNREAD = {
-    "cohere": "<|START_ACTION|>",
+    "internlm": "<|action_start|><|plugin|>",
     "unknown": "CALL {{ c.name }} WITH {{ c.arguments }}",
 }
 
