@@ -4,7 +4,6 @@ make trouble. What serves it cannot tell it from a real one.
 
 import dataclasses
 import functools
-import itertools
 import threading
 import time
 
@@ -31,6 +30,7 @@ COUNTED = (
 )  # fmt: skip
 CACHE = {"block_size": "16", "num_gpu_blocks": "99", "cache_dtype": "bfloat16",
          "enable_prefix_caching": "True"}  # fmt: skip
+CLOSINGS = '\n</parameter>\n</arg_value><|"|><escape></｜DSML｜parameter>'
 REPLY = "Grüße, 世界! 🙂 The answer is 42. "
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
@@ -61,13 +61,15 @@ def reply(n: int, seed: int | None = None) -> list[int]:
 def walk(state) -> list[int]:
     """The shortest text that a grammar permits, or nearly so."""
     tokens: list[int] = []
-    closing = itertools.cycle(b"\n</parameter>\n</arg_value>")  # of any text
+    closing, num_closing = CLOSINGS.encode(), 0  # of any text
     while END not in tokens:
         words = state.mask()
         permitted = [v for v in range(VOCAB) if words[v // 32] >> (v % 32) & 1]
         first = [token for token in (END, *b'"}],:{') if token in permitted]
-        if END not in permitted and {0, *b"\n</>"} <= set(permitted):
-            first = [next(closing)]
+        byte = closing[num_closing % len(closing)]
+        goes_on = 0x80 <= byte < 0xC0 and tokens[-1] == closing[(num_closing - 1) % len(closing)]
+        if END not in permitted and ({0, *b"\n</>"} <= set(permitted) or goes_on):
+            first, num_closing = [byte], num_closing + 1
         tokens.append((first or permitted)[0])
         state.accept(tokens[-1])
     return tokens
