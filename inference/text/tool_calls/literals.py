@@ -5,6 +5,7 @@ Nothing is evaluated; a name, a call or an operator is no literal.
 
 import json
 import re
+import sys
 
 _MAX_DEPTH = 64
 _NAMES = {"True": "true", "False": "false", "None": "null"}
@@ -34,7 +35,10 @@ def to_json(text: str) -> str | None:
 def character(escape: str) -> str:
     """What an escape behind its backslash stands for; raises ValueError if it is none."""
     if escape[0] in _DIGITS:
-        return chr(int(escape[1:], 16))
+        code = int(escape[1:], 16)
+        if code > sys.maxunicode:
+            raise ValueError(f"there is no character {code}")
+        return chr(code)
     return _ESCAPES.get(escape, "\\" + escape)
 
 

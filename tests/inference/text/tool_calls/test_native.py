@@ -143,7 +143,8 @@ def test_other_spellings(format, text):
     ("'a\\n\\x41\\u00e9\\'\\q'", "a\nA\u00e9'\\q"), ('"a\nb"', "a\nb"), ("(1, -2.5, )", [1, -2.5]),
     ("{'a': [True, None, {}], \"b\": ()}", {"a": [True, None, {}], "b": []}),
     ("__import__('os')", "__import__('os')"), ("1 + 1", "1 + 1"), ("01", "01"),
-    ("'\\ud83d\\ude00'", "\U0001f600"), ("null", None), ("[" * 99 + "]" * 99, "[" * 99 + "]" * 99),
+    ("'\\ud83d\\ude00'", "\U0001f600"), ("'\\Uffffffff'", "\\Uffffffff"), ("null", None),
+    ("[" * 99 + "]" * 99, "[" * 99 + "]" * 99),
 ])  # fmt: skip
 def test_literals(value, expected):
     text = f"[weather(city={value}, days=1)]"
