@@ -54,8 +54,8 @@ class _Reader:
         if turn.role != "assistant":
             self._extend(turn, where)
             return
-        self._check_answered()
         if self._messages[-1].role != "assistant":
+            self._check_answered()
             self._messages.append(ChatMessage("assistant", []))
         self._extend(turn, where)
 

@@ -102,6 +102,8 @@ def test_a_system_prompt_comes_first(plain, system, expected):
      [("user", "Hi"), ("assistant", CALLED), ("tool", "")]),
     ([*ASKED, assistant(USE, OTHER_USE), user(RESULT | {"tool_use_id": "b"}), user(RESULT)],
      [("user", "Hi"), ("assistant", TWICE), ("tool", "wet"), ("tool", "wet")]),
+    ([*ASKED, assistant(USE), assistant(OTHER_USE), user(RESULT, RESULT | {"tool_use_id": "b"})],
+     [("user", "Hi"), ("assistant", TWICE), ("tool", "wet"), ("tool", "wet")]),
 ])  # fmt: skip
 def test_turns_become_messages(plain, messages, expected):
     assert prompt_of(plain, messages=messages) == turns(*expected) + "<|start|>assistant\n"
