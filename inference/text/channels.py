@@ -187,7 +187,7 @@ class ChannelReader:
         self._layout = layout
         self._divides = divides
         self._headers = _Headers(layout, stage)
-        self._blanks = ""  # at the end of what was told
+        self._blanks: list[str] = []  # at the end of what was told
         self._is_blank = True  # the message, so far
         self._has_text: set[_Kind] = set()
         self._segments: list[Segment] = []
@@ -211,10 +211,10 @@ class ChannelReader:
         elif not self._divides:
             self._add(pending, is_thought=False)
         if message.kind is _Kind.TEXT and not (headers.has_mark or self._is_blank):
-            self._add(self._blanks, is_thought=False)
+            self._add("".join(self._blanks), is_thought=False)
         if message.kind is _Kind.CALL and self._is_blank:
             self._add(_NO_ARGUMENTS, is_thought=False)
-        headers.pending = self._blanks = ""
+        headers.pending, self._blanks = "", []
         return self._take()
 
     def _begin(self, header: str, before: _Message | None) -> None:
@@ -223,7 +223,9 @@ class ChannelReader:
         assert message is not None
         if before is not None and before.kind is _Kind.CALL:
             self._add(_NO_ARGUMENTS * self._is_blank + self._layout.ends[-1], is_thought=False)
-        self._blanks, self._is_blank = "", True
+        elif message.kind is _Kind.CALL and before is not None and not self._divides:
+            self._add(self._layout.closing, is_thought=False)  # so that a thought ends for `Parser`
+        self._blanks, self._is_blank = [], True
         if message.kind is _Kind.CALL:
             self._add(self._layout.call_header(message.recipient), is_thought=False)
         elif not self._divides:
@@ -237,14 +239,15 @@ class ChannelReader:
             return
         if self._is_blank:
             text = text.lstrip(SPACE)
-        if not text:
+        body = text.rstrip(SPACE)
+        if not body:  # joined later, since many may come one by one
+            self._blanks.append(text)
             return
         gap = _GAP if self._is_blank and kind in self._has_text else ""
         self._is_blank = False
         self._has_text.add(kind)
-        body = (self._blanks + text).rstrip(SPACE)
-        self._blanks = (self._blanks + text)[len(body) :]
-        self._add(gap + body, kind is _Kind.THOUGHT)
+        self._add("".join([gap, *self._blanks, body]), kind is _Kind.THOUGHT)
+        self._blanks = [text[len(body) :]]
 
     def _add(self, text: str, is_thought: bool) -> None:
         if not text:
@@ -373,7 +376,8 @@ def _patterns(layout: Channels, is_first: bool) -> tuple[re.Pattern[str], re.Pat
     """
     blank, name = _run(SPACE, 0, 4), "!-;=-~"  # in ASCII, without "<"
     end = functools.reduce(_Pattern.__or__, map(_word, (layout.closing, *layout.ends)))
-    start = _all(_word(layout.start), _run("a-z", 1, 1), _run(name, 0, _MAX_NAME))
+    # A role has no "=": otherwise "to=" could begin anywhere within it, which takes quadratic time.
+    start = _all(_word(layout.start), _run("a-z", 1, 1), _run("!-;>-~", 0, _MAX_NAME))
     on = _all(_word(layout.channel), _run("a-z_", 1, 64, "on"))
     to, behind, alone = (
         _all(blank, _word("to="), _run(name, 1, _MAX_NAME, group))

@@ -137,7 +137,8 @@ class ThoughtReader:
     def __init__(self, marks: Marks, stage: Stage, divides: bool = True):
         self._marks = marks
         self._stage = stage if divides else Stage.BEHIND
-        self._pending = ""  # may be a mark, or the blanks before one
+        self._pending = ""  # may be a mark
+        self._blanks: list[str] = []  # before it; joined later, since many may come one by one
         # Blanks are left out where nothing else came so far.
         self._is_blank = divides and stage is not Stage.BEFORE
 
@@ -155,31 +156,53 @@ class ThoughtReader:
         """Returns the rest at the end of the answer."""
         pending, self._pending = self._pending, ""
         is_thought = self._stage is Stage.WITHIN
-        text = self._shown(pending.rstrip(SPACE) if is_thought else pending)
+        text = self._of_thought(pending) if is_thought else self._of_answer(pending)
         return [Segment(text, is_thought)] if text else []
 
     def _read_opening(self) -> None:
         opening, text = self._marks.opening, self._pending.lstrip(SPACE)
         if text.startswith(opening):
-            self._stage, self._pending, self._is_blank = Stage.WITHIN, text[len(opening) :], True
+            self._begin(Stage.WITHIN, text[len(opening) :])
         elif not opening.startswith(text):
             self._stage = Stage.BEHIND
+        elif not text:
+            self._blanks.append(self._pending)
+            self._pending = ""
 
     def _read_thought(self) -> str:
         before, closing, behind = self._pending.partition(self._marks.closing)
         if closing:
-            thought = self._shown(before.rstrip(SPACE))
-            self._stage, self._pending, self._is_blank = Stage.BEHIND, behind, True
+            thought = self._of_thought(before)
+            self._begin(Stage.BEHIND, behind)
             return thought
         sizes = range(min(len(before), len(self._marks.closing) - 1), 0, -1)
         ends = (size for size in sizes if before.endswith(self._marks.closing[:size]))
-        certain = before[: len(before) - next(ends, 0)].rstrip(SPACE)
+        certain = before[: len(before) - next(ends, 0)]
         self._pending = before[len(certain) :]
-        return self._shown(certain)
+        return self._of_thought(certain)
+
+    def _begin(self, stage: Stage, pending: str) -> None:
+        """Goes on behind a mark; blanks before it belong to nothing."""
+        self._stage, self._pending, self._blanks, self._is_blank = stage, pending, [], True
 
     def _take(self) -> str:
         text, self._pending = self._pending, ""
+        return self._of_answer(text)
+
+    def _of_answer(self, text: str) -> str:
+        text, self._blanks = "".join([*self._blanks, text]), []
         return self._shown(text)
+
+    def _of_thought(self, text: str) -> str:
+        """A thought's further text, without the blanks at its end."""
+        text = self._shown(text)
+        body = text.rstrip(SPACE)
+        if not body:
+            self._blanks.append(text)
+            return ""
+        thought = "".join([*self._blanks, body])
+        self._blanks = [text[len(body) :]]
+        return thought
 
     def _shown(self, text: str) -> str:
         if self._is_blank:

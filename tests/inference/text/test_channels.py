@@ -60,7 +60,8 @@ CONVERSATIONS = {
 
 def divided(*pieces: str, stage=Stage.BEFORE, divides=True):
     """Thoughts, text and calls of an answer in pieces."""
-    reader, parser = CHANNELS.reader(stage, divides), Parser(FORMATS["openai"], native.SCHEMAS)
+    reader, thinks = CHANNELS.reader(stage, divides), stage is Stage.WITHIN and not divides
+    parser = Parser(FORMATS["openai"], native.SCHEMAS, thinks, CHANNELS)
     thought, parts = "", []
     for segment in [s for piece in pieces for s in reader.push(piece)] + reader.finish():
         thought += segment.text * segment.is_thought
@@ -87,6 +88,11 @@ def test_an_answer_that_is_not_divided_has_its_marks(name):
     assert calls == harmony.read(answer)[2]
     if not calls:
         assert text == answer
+
+
+def test_a_call_ends_the_thought_of_an_answer_that_is_not_divided():
+    answer = "Hm" + NEXT + NOW
+    assert divided(*answer, stage=Stage.WITHIN, divides=False)[1:] == ("Hm<|end|>", [("now", {})])
 
 
 def test_an_answer_that_is_cut_off_has_no_marks():
@@ -121,6 +127,13 @@ def test_marks_without_a_header_are_text(text):
 ])  # fmt: skip
 def test_a_call_that_is_none_is_text(header, raw):
     assert divided(header + raw) == divided(*header, *raw) == ("", header + raw, [])
+
+
+def test_long_answers_take_linear_time():
+    """Otherwise this takes more than a test may: one blank or one role by another."""
+    blanks, roles = " " * 500_000, ("<|start|>a" + "to=" * 400) * 80
+    text = f"a{blanks}b{roles}"
+    assert divided(*text, stage=Stage.BEHIND) == ("", text, [])
 
 
 @pytest.mark.parametrize("stage, answer, due", [

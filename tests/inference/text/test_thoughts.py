@@ -54,6 +54,15 @@ def test_it_is_divided_wherever_it_is_cut(text, stage, marks):
         assert read(text, text[:at], text[at:], marks=marks, stage=stage) == due
 
 
+@pytest.mark.parametrize("stage", [Stage.BEFORE, Stage.WITHIN])
+def test_many_blanks_take_linear_time(stage):
+    """Otherwise this takes more than a test may."""
+    blanks = " " * 500_000
+    due = ("", blanks + "a") if stage is Stage.BEFORE else (f"a{blanks}b", "")
+    text = due[0] + due[1]
+    assert read(text, *text, stage=stage) == due
+
+
 @pytest.mark.parametrize("prompt, stage", [
     ("Hi<think>", Stage.WITHIN), ("Hi<think>\n", Stage.WITHIN), ("Hi", Stage.BEFORE),
     ("<think>\n\n</think>\n\n", Stage.BEHIND), ("<think>a", Stage.BEFORE), ("", Stage.BEFORE),
