@@ -96,7 +96,7 @@ def _messages(request: ResponsesRequest) -> list[ChatMessage]:
     for index, item in enumerate(request.input):
         where = f"input[{index}]"
         if item.type == "reasoning":
-            thought = _thought(item, where)
+            thought = "\n\n".join(filter(None, (thought, _thought(item, where))))
         elif item.type == "function_call":
             call = _call(item, where)
             is_same_turn = thought is None and messages and messages[-1].role == "assistant"

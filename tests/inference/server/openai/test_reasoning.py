@@ -220,6 +220,8 @@ def test_an_earlier_thought_goes_back_into_the_prompt():
         items = [item if isinstance(item, dict) else item.model_dump() for item in items]
         client.responses.create(model="fake", input=[*items, {"role": "user", "content": "Sure?"}])
         assert "assistant:Two.:Four." in engine.prompt
+        client.responses.create(model="fake", input=[items[0], items[1], *items[1:]])
+        assert "assistant:Two.\n\nTwo.:Four." in engine.prompt
         message = {"role": "assistant", "content": "Four.", "reasoning_content": "Two."}
         server.post(CHAT, messages=[*ASKED, message, {"role": "user", "content": "Sure?"}])
         assert "assistant:Two.:Four." in engine.prompt
