@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: the next message of a conversation."""
 
+import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -68,11 +69,15 @@ class Chat:
         self._offer = tools.read(request)
         tokenizer = service.texts.tokenizer
         layout = layouts.of_template(tokenizer.template)
-        how = self._offer, service.tool_format, None if request.continue_final_message else layout
-        params = await read_params(service, request, self._caller, *how)
+        how = self._offer, service.tool_format
+        headers = None if request.continue_final_message else layout
+        params = await read_params(service, request, self._caller, *how, headers)
         tokens = await encode(service, request, self._offer)
         tokens, params = sampling.fit(request, params, tokens, service.facts)
         start = reasoning.of_prompt(tokenizer, tokens, _begun(request))
+        if start is not None and start.stage is Stage.BEHIND and start.layout.answer_header:
+            behind = await read_params(service, request, self._caller, *how)
+            params = dataclasses.replace(params, grammar=behind.grammar)  # the prompt has a header
         holds_in_thoughts = bool(request.bad_words)
         params = reasoning.limited(params, start, service.facts, tokenizer, holds_in_thoughts)
         self._readers = [self._reader(start) for _ in range(request.n or 1)]

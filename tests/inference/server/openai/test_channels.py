@@ -147,6 +147,15 @@ def test_an_answer_of_a_schema_is_a_message(say, engine):
     assert engine.params[-1].thinks
 
 
+def test_a_header_at_the_end_of_a_prompt_is_not_written_again():
+    template = "{{ messages[0].content }}<|start|>assistant<|channel|>final<|message|>"
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY}}
+    with running(Parrot(template)) as server:
+        response = server.post(CHAT, messages=ASKED, max_tokens=200, response_format=form)
+    (choice,) = response.json()["choices"]
+    assert json.loads(choice["message"]["content"]) == {"city": "Zürich"}
+
+
 def test_budget_and_effort(say, engine):
     say(THINK + NEXT + FINAL, thinking_token_budget=7, reasoning_effort="high")
     params = engine.params[-1]
