@@ -91,7 +91,10 @@ REFUSED = {
     "an engine's flag": (["--weights=int4"], "--url does not read --weights"),
     "two modes": (["--host_cost"], "give one of"),
     "no request": (["--requests=0"], "num_requests is at least 1"),
-    "ids that are none": (["--vocab_size=30000", "--requests=1"], "400 prompt holds token ids"),
+    "ids that are none": (
+        ["--vocab_size=30000", "--requests=1"],
+        "400 prompt holds a token id that is out of vocabulary",
+    ),
     "no prefixes": (["--prefixes=0"], "num_prefixes is at least 1"),
     "no such line": (["--dataset=custom", "--dataset_path=README.md"], "README.md line 1"),
 }
