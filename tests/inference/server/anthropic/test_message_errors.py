@@ -182,12 +182,18 @@ def test_bodies_that_are_too_large():
         assert error.value.status_code == 413 and error.value.type == "request_too_large"
 
 
-def test_a_server_that_ends_is_overloaded(perch, client):
-    perch.service.is_draining = True
-    try:
-        with pytest.raises(anthropic.InternalServerError, match="shutting down") as error:
-            client.messages.create(**HOW)
-    finally:
-        perch.service.is_draining = False
+def test_a_server_that_ends_is_overloaded(perch, client, monkeypatch):
+    service, check_ready = perch.service, perch.service.check_ready
+
+    def check_while_draining():  # for no longer, or the server would end
+        service.is_draining = True
+        try:
+            check_ready()
+        finally:
+            service.is_draining = False
+
+    monkeypatch.setattr(service, "check_ready", check_while_draining)
+    with pytest.raises(anthropic.InternalServerError, match="shutting down") as error:
+        client.messages.create(**HOW)
     assert error.value.status_code == 503 and error.value.type == "overloaded_error"
     assert error.value.response.headers["retry-after"]
