@@ -181,13 +181,13 @@ class Deployment:
         """Bytes of one request at its longest, stored once: what its samples see of the prompt, and
         the tokens and states of each.
         """
-        others = (self.samples - 1) * self.cache_bytes(new_tokens)
-        return self.cache_bytes(context + new_tokens) + others
+        more_samples = (self.samples - 1) * self.cache_bytes(new_tokens)
+        return self.cache_bytes(context + new_tokens) + more_samples
 
     def _chip_request_bytes(self, context: int, new_tokens: int) -> float:
         """The same on each chip along `model`."""
-        others = (self.samples - 1) * self.chip_cache_bytes(new_tokens)
-        return self.chip_cache_bytes(context + new_tokens) + others
+        more_samples = (self.samples - 1) * self.chip_cache_bytes(new_tokens)
+        return self.chip_cache_bytes(context + new_tokens) + more_samples
 
     @property
     def memory_room(self) -> float:

@@ -85,9 +85,11 @@ class Simulator:
         Raises:
             InputError: it could not finish even alone.
         """
-        first, *others = [self._sequence(list(prompt), params) for _ in range(params.num_samples)]
-        first.lead(others)
-        for sequence in (first, *others):
+        first, *followers = [
+            self._sequence(list(prompt), params) for _ in range(params.num_samples)
+        ]
+        first.lead(followers)
+        for sequence in (first, *followers):
             self.scheduler.add(sequence)
             self._requests[sequence.id] = first.id
         return first.id

@@ -221,10 +221,10 @@ def _show_turns(turns: list[dict[str, Any]], predicted: list[dict[str, Any]]) ->
     names = ("requests", "prompt", "cached", "kept", "new", "first token, s", "predicted, s")
     print(f"{'turn':6}" + "".join(f"{name:>{max(9, len(name) + 2)}}" for name in names))
     for row, expected in zip(turns, predicted, strict=False):
-        kept = f"{row['kept_share']:.1%}" if "kept_share" in row else ""
+        kept_share = f"{row['kept_share']:.1%}" if "kept_share" in row else ""
         print(
             f"{row['turn']:<6}{row['requests']:9.0f}{row['prompt_tokens']:9.0f}"
-            f"{row['hit_rate']:9.1%}{kept:>9}{row['new_tokens']:9.0f}"
+            f"{row['hit_rate']:9.1%}{kept_share:>9}{row['new_tokens']:9.0f}"
             f"{row['ttft_p50_s']:16.3f}{expected['ttft_p50_s']:14.3f}"
         )
     print()

@@ -50,8 +50,10 @@ def split(
         weight_LD.tobytes(), bias_L.tobytes(), _labels(keys, num_labels), activation,
         _score_activation(keys), _pad(keys),
     )  # fmt: skip
-    others = {name: shape for name, shape in source.shapes.items() if name not in (_WEIGHT, _BIAS)}
-    return classifier, dataclasses.replace(source, shapes=others)
+    trunk_shapes = {
+        name: shape for name, shape in source.shapes.items() if name not in (_WEIGHT, _BIAS)
+    }
+    return classifier, dataclasses.replace(source, shapes=trunk_shapes)
 
 
 def _labels(keys: Keys, num_labels: int) -> tuple[str, ...]:

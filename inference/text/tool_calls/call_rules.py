@@ -187,8 +187,8 @@ class _Value:
         if "string" not in self._kinds or not _permits_any(self._schema):
             return self._json(shape, self._parameters.alone(self._key))
         whole = f"{before} {self._closed(shape, _ANY)}"
-        others = sorted(self._kinds - values.TEXT) if shape.text_begin else []
-        return f"({whole} | {self._json(shape, {'type': others})})" if others else whole
+        json_types = sorted(self._kinds - values.TEXT) if shape.text_begin else []
+        return f"({whole} | {self._json(shape, {'type': json_types})})" if json_types else whole
 
     def _json(self, shape: Tagged, schema: dict[str, Any]) -> str:
         """Adds a rule of JSON of a schema; returns that between its tags."""

@@ -93,12 +93,12 @@ async def _measured(model: Path, kinds: dict[str, list[Case]]) -> list[list[str]
     rows = []
     async with in_process.serving(Service(launcher, limits)) as server:
         for name, chosen in kinds.items():
-            without, infilled, *others = [
+            without, infilled, *controls = [
                 await _are_right(server, chosen, bodies) for bodies in _variants(chosen)
             ]
             gained, lost, chance = cases.mcnemar(infilled, without)
             rows.append([
-                name, str(len(chosen)), *map(_share, (without, infilled, *others)),
+                name, str(len(chosen)), *map(_share, (without, infilled, *controls)),
                 f"{gained} / {lost}", f"{chance:.0e}",
             ])  # fmt: skip
             print(*rows[-1], sep="  ", flush=True)
@@ -107,13 +107,13 @@ async def _measured(model: Path, kinds: dict[str, list[Case]]) -> list[list[str]
 
 def _variants(chosen: Sequence[Case]) -> list[Bodies]:
     """Returns requests of the cases, for each column of the page's table."""
-    others = [*chosen[1:], chosen[0]]
+    rotated = [*chosen[1:], chosen[0]]
     return [
         [{"prompt": case.prefix} for case in chosen],
         [{"prompt": case.prefix, "suffix": case.suffix, "suffix_first": True} for case in chosen],
         [
             {"prompt": case.prefix, "suffix": other.suffix, "suffix_first": True}
-            for case, other in zip(chosen, others, strict=True)
+            for case, other in zip(chosen, rotated, strict=True)
         ],
         [{"prompt": case.prefix, "suffix": case.suffix} for case in chosen],
     ]

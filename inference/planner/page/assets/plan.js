@@ -322,8 +322,8 @@ const tokensFed = (d, batch) => batch * d.samples * (1 + d.drafts);
 /** Time of one decode step; where there are drafts it verifies them. */
 function decodeTime(d, batch, context) {
   if (!d.lecture) return exactTime(d, decodeOf(d, batch, context));
-  const found = lectureTime(d, tokensFed(d, batch), batch, context);
-  return { ...found, total_s: found.memory_s };
+  const cost = lectureTime(d, tokensFed(d, batch), batch, context);
+  return { ...cost, total_s: cost.memory_s };
 }
 
 function prefillTime(d, batch, context) {
