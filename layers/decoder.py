@@ -13,7 +13,6 @@ from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.compressed import Compressed
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
-from configs.kinds.kind import Kind
 from configs.kinds.latent import Latent
 from configs.kinds.params import Declared
 from configs.kinds.recurrent.delta_net import DeltaNet
@@ -72,6 +71,19 @@ class LayersOutput(NamedTuple):
     streams: tuple[jax.Array, ...]
     cache: Any
     routed: RoutedTokens | None
+
+
+class Stream(NamedTuple):
+    """The residual stream, float32 [T, D], and what the layer before adds to it, where the back end
+    adds that in a norm (`Backend.norm_of_sum`).
+    """
+
+    x_TD: jax.Array
+    addend_TD: jax.Array | None = None
+
+    @property
+    def sum_TD(self) -> jax.Array:
+        return self.x_TD if self.addend_TD is None else self.x_TD + self.addend_TD
 
 
 def param_infos(config: ModelConfig) -> Declared:
@@ -148,7 +160,7 @@ def layers(
     }
     inputs_LTP = inputs_of_layers(params, config, tokens_T, x_TD)
     leaves: list[Leaf] = [None] * config.num_layers if cache is None else list(cache)
-    streams, routed = {}, []
+    stream, streams, routed = Stream(x_TD), {}, []
     choices: dict[int, tuple[Any, ...]] = {}
     ids_T = tokens_T if config.reads_tokens else None
     for index, (weights, layer) in enumerate(zip(params["layers"], config.layers, strict=True)):
@@ -158,8 +170,8 @@ def layers(
         if layer.mixer.choice_owner is not None:
             leaf = Chosen(leaves[home], choices[layer.mixer.choice_owner])
         with jax.named_scope(f"layer_{index}"):
-            x_TD, leaf, layer_routed = _block_once(
-                weights, x_TD, leaf, ragged, angles[layer.mixer.rotation],
+            stream, leaf, layer_routed = _block_once(
+                weights, stream, leaf, ragged, angles[layer.mixer.rotation],
                 None if inputs_LTP is None else inputs_LTP[index],
                 None if index else mixed_TX, ids_T, config=config, layer=layer,
                 spec=config.cache_specs[home], groups=config.groups_of_layer.get(home, (0,)),
@@ -169,13 +181,14 @@ def layers(
         if isinstance(leaf, Chosen):
             leaf, choices[index] = leaf
         leaves[home] = leaf
-        streams[index + 1] = x_TD
+        if index + 1 in features:
+            streams[index + 1] = stream.sum_TD
         routed += [] if layer_routed is None else [layer_routed]
     if config.hyper_connections is not None:
         kind = config.hyper_connections
-        x_TD = hyper_connections.closed(params["hyper"], config, kind, x_TD)
+        stream = Stream(hyper_connections.closed(params["hyper"], config, kind, stream.sum_TD))
     return LayersOutput(
-        norm.apply(x_TD, params.get("final_norm"), config),
+        norm.of_sum(*stream, params.get("final_norm"), config)[0],
         tuple(streams[number] for number in features),
         None if cache is None else tuple(leaves),
         jax.tree.map(_side_by_side, *routed) if routed else None,
@@ -204,14 +217,14 @@ def layer(
     if isinstance(leaf, Chosen):
         leaf = Chosen(None, leaf.choices)
     turns = kinds.mixer.rotation
-    x_TD, leaf, _ = _block(
-        weights, x_TD, leaf, ragged,
+    stream, leaf, _ = _block(
+        weights, Stream(x_TD), leaf, ragged,
         turns and rope.angles(*turns, ragged.position_T, config.max_context), input_TP, None, None,
         config=config, layer=kinds, spec=config.cache_specs[index if owner is None else owner],
         groups=(0,), is_owner=owner is None, is_choice_owner=index in config.choice_owners,
         deterministic=False, attention="reference",
     )  # fmt: skip
-    return x_TD, leaf
+    return stream.sum_TD, leaf
 
 
 def _side_by_side(*counts_E: jax.Array) -> jax.Array:
@@ -224,7 +237,7 @@ def _side_by_side(*counts_E: jax.Array) -> jax.Array:
 
 def _block(
     weights: Params,
-    x_TD: jax.Array,
+    stream: Stream,
     leaf: Leaf | Chosen,
     ragged: Ragged,
     angles: tuple[jax.Array, jax.Array] | None,
@@ -240,7 +253,7 @@ def _block(
     is_choice_owner: bool,
     deterministic: bool,
     attention: str,
-) -> tuple[jax.Array, Leaf | Chosen, RoutedTokens | None]:
+) -> tuple[Stream, Leaf | Chosen, RoutedTokens | None]:
     """One layer around the residual stream: mixer, then feed-forward, which reads what the mixer
     added to, or what the mixer read (`LayerSpec.parallel_norms`); with its routed tokens.
     """
@@ -251,38 +264,45 @@ def _block(
         groups[-1], is_choice_owner, tokens_T,
     )  # fmt: skip
     is_before, is_behind = config.norms_of(layer)
-    read_TD, connections = _read(weights, config, "mixer", x_TD)
-    hidden_TD = read_TD if mixed_TX is None else mixed_TX
-    if is_before and mixed_TX is None:
-        hidden_TD = _normed(weights, config, "mixer", layer.mixer, read_TD)
+    has_norm = is_before and mixed_TX is None
+    x_TD, hidden_TD, connections = _read(weights, config, layer, "mixer", stream, has_norm)
+    if mixed_TX is not None:
+        hidden_TD = mixed_TX
     mix = registry.apply_mixer(layer.mixer)
     out_TD, leaf = mix(weights["mixer"], config, layer.mixer, hidden_TD, leaf, context)
     if is_behind:
         out_TD = norm.apply(out_TD, weights.get("mixer_post_norm"), config)
     to_mixer, to_ffn = layer.factors or (None, None)
     entering_TD, routed = x_TD, None
-    x_TD = _added(config, x_TD, hidden_TD, out_TD, to_mixer, connections)
+    stream = _added(config, x_TD, hidden_TD, out_TD, to_mixer, connections)
     if layer.ffn is not None:
         with jax.named_scope("ffn"):
-            if layer.parallel_norms != 1:
-                read_TD = entering_TD if layer.parallel_norms else x_TD
-                read_TD, connections = _read(weights, config, "ffn", read_TD)
-                hidden_TD = (
-                    _normed(weights, config, "ffn", layer.ffn, read_TD) if is_before else read_TD
+            if layer.parallel_norms:
+                x_TD = stream.sum_TD
+            if layer.parallel_norms == 2:
+                _, hidden_TD, connections = _read(
+                    weights, config, layer, "ffn", Stream(entering_TD), is_before
+                )
+            elif not layer.parallel_norms:
+                x_TD, hidden_TD, connections = _read(
+                    weights, config, layer, "ffn", stream, is_before
                 )
             feed = registry.apply_feed_forward(layer.ffn)
             out_TD, routed = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
         if is_behind:
             out_TD = norm.apply(out_TD, weights.get("ffn_post_norm"), config)
-        x_TD = _added(config, x_TD, hidden_TD, out_TD, to_ffn, connections)
+        stream = _added(config, x_TD, hidden_TD, out_TD, to_ffn, connections)
     if input_TP is not None:
         assert config.layer_inputs is not None
         with jax.named_scope("inputs"):
-            input_params = weights["inputs"]
-            x_TD += layer_inputs.apply(input_params, config, config.layer_inputs, x_TD, input_TP)
+            x_TD, input_params = stream.sum_TD, weights["inputs"]
+            added_TD = layer_inputs.apply(input_params, config, config.layer_inputs, x_TD, input_TP)
+            stream = Stream(x_TD, added_TD)
     if config.has_layer_scales:
-        x_TD *= weights["scale"].astype(jnp.float32)
-    return x_TD, leaf, routed
+        stream = Stream(stream.sum_TD * weights["scale"].astype(jnp.float32))
+    if backends.current().norm_of_sum(config.width) is None:
+        stream = Stream(stream.sum_TD)  # as the first layer's, for which the layer is traced
+    return stream, leaf, routed
 
 
 _block_once = jax.jit(  # traced once for all layers of a kind: tracing is most of a warm start
@@ -301,22 +321,33 @@ _block_once = jax.jit(  # traced once for all layers of a kind: tracing is most 
 
 
 def _read(
-    weights: Params, config: ModelConfig, part: str, x_TX: jax.Array
-) -> tuple[jax.Array, Connections | None]:
-    """What a part of a layer reads, float32 [T, D]; and how its output goes to several streams."""
-    kind = config.hyper_connections
-    if kind is None:
-        return x_TX, None
-    x_TMD = hyper_connections.opened(x_TX, kind)
-    return hyper_connections.read(weights[f"{part}_hyper"], config, kind, x_TMD)
-
-
-def _normed(
-    weights: Params, config: ModelConfig, part: str, kind: Kind, x_TD: jax.Array
-) -> jax.Array:
-    if kind.norms_input:
-        return x_TD
-    return norm.apply(x_TD, weights.get(f"{part}_norm"), config)
+    weights: Params,
+    config: ModelConfig,
+    layer: LayerSpec,
+    part: str,
+    stream: Stream,
+    has_norm: bool,
+) -> tuple[jax.Array, jax.Array, Connections | None]:
+    """What is in front of a part of a layer ("mixer" or "ffn"): the residual stream, or streams;
+    what the part reads, [T, D], float32 or where it is normed the type that products read; and how
+    its output goes to several streams.
+    """
+    kind = layer.mixer if part == "mixer" else layer.ffn
+    assert kind is not None
+    streams_TX = connections = None
+    if config.hyper_connections is not None:
+        streams_TX, hyper = stream.sum_TD, config.hyper_connections
+        x_TMD = hyper_connections.opened(streams_TX, hyper)
+        x_TD, connections = hyper_connections.read(weights[f"{part}_hyper"], config, hyper, x_TMD)
+        stream = Stream(x_TD)
+    if has_norm and not kind.norms_input:
+        readers = (layer.mixer, layer.ffn) if layer.parallel_norms == 1 else (kind,)
+        reads_float32 = layer.factors or any(reader and reader.reads_float32 for reader in readers)
+        dtype = "float32" if reads_float32 else config.dtype
+        hidden_TD, x_TD = norm.of_sum(*stream, weights.get(f"{part}_norm"), config, dtype)
+    else:
+        hidden_TD = x_TD = stream.sum_TD
+    return x_TD if streams_TX is None else streams_TX, hidden_TD, connections
 
 
 def _added(
@@ -326,17 +357,17 @@ def _added(
     out_TD: jax.Array,
     factors: tuple[float, float] | None,
     connections: Connections | None,
-) -> jax.Array:
+) -> Stream:
     """The residual stream, or streams, behind a part of a layer; see `LayerSpec.factors`."""
     if config.residual_scale != 1:
         out_TD = rounded(out_TD * config.residual_scale)
     if connections is not None:
         assert config.hyper_connections is not None
         x_TMD = hyper_connections.opened(x_TD, config.hyper_connections)
-        return hyper_connections.added(x_TMD, out_TD, connections)
+        return Stream(hyper_connections.added(x_TMD, out_TD, connections))
     if factors is None:
-        return x_TD + out_TD
-    return rounded(factors[0] * normed_TD) + rounded(factors[1] * out_TD)
+        return Stream(x_TD, out_TD)
+    return Stream(rounded(factors[0] * normed_TD) + rounded(factors[1] * out_TD))
 
 
 def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Array:

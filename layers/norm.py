@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from configs.model import ModelConfig
 from layers.backends import backends
+from layers.backends.backend import SumNorm
 from layers.reduce import row_sum
 from sharding import collectives
 
@@ -22,20 +23,45 @@ def apply(
     `weights` None: the model's norms have none.
     """
     with jax.named_scope("norm"):
-        if weights is None:
-            assert config.norm == "layer_bare", "weights of a norm are missing"
-            ones = jnp.ones(x.shape[-1])
-            return layer_norm(x, ones, jnp.zeros_like(ones), config.norm_eps)
-        if isinstance(weights, Mapping):
-            weight, bias = weights["weight"], weights["bias"]
+        weight, bias = _terms(weights, config, x.shape[-1])
+        if bias is not None:
             return layer_norm(x, weight, bias, config.norm_eps, config.norm_offset)
-        if config.norm == "layer_unbiased":
-            return layer_norm(x, weights, jnp.zeros_like(weights), config.norm_eps)
         if is_divided and collectives.num_chips() > 1:
             squares = collectives.total(row_sum(x * x)) / (x.shape[-1] * collectives.num_chips())
             scale = jax.lax.rsqrt(squares + config.norm_eps)
-            return x * scale * (weights.astype(jnp.float32) + config.norm_offset)
-        return rms_norm(x, weights, config.norm_eps, config.norm_offset)
+            return x * scale * (weight.astype(jnp.float32) + config.norm_offset)
+        return rms_norm(x, weight, config.norm_eps, config.norm_offset)
+
+
+def of_sum(
+    x_TD: jax.Array,
+    addend_TD: jax.Array | None,
+    weights: jax.Array | Mapping[str, jax.Array] | None,
+    config: ModelConfig,
+    dtype: str = "float32",
+) -> tuple[jax.Array, jax.Array]:
+    """`apply` of x + addend, float32 or (by a back end's kernel) the `dtype` that its reader rounds
+    to, and that sum, float32 [T, D]; None adds nothing.
+    """
+    kernel = backends.current().norm_of_sum(x_TD.shape[-1])
+    if kernel is None:
+        sum_TD = x_TD if addend_TD is None else x_TD + addend_TD
+        return apply(sum_TD, weights, config), sum_TD
+    with jax.named_scope("norm"):
+        normalize = _of_sum(kernel, config.norm_eps, config.norm_offset, dtype)
+        return normalize(x_TD, addend_TD, *_terms(weights, config, x_TD.shape[-1]))
+
+
+def _terms(
+    weights: jax.Array | Mapping[str, jax.Array] | None, config: ModelConfig, width: int
+) -> tuple[jax.Array, jax.Array | None]:
+    """Weights and biases of the model's norm; no bias: it is RMSNorm."""
+    if weights is None:
+        assert config.norm == "layer_bare", "weights of a norm are missing"
+        return jnp.ones(width), jnp.zeros(width)
+    if isinstance(weights, Mapping):
+        return weights["weight"], weights["bias"]
+    return weights, jnp.zeros_like(weights) if config.norm == "layer_unbiased" else None
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
@@ -100,4 +126,23 @@ def _layer_norm(
 
     return backends.kernel_or(
         reference, lambda rows, x, w, bias: rows.norm(x, w, bias, eps, offset)
+    )
+
+
+@functools.cache
+def _of_sum(
+    kernel: SumNorm, eps: float, offset: float, dtype: str
+) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    def reference(
+        x_TD: jax.Array, addend_TD: jax.Array | None, weight: jax.Array, bias: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        sum_TD = x_TD if addend_TD is None else x_TD + addend_TD
+        if bias is None:
+            normed_TD = rms_norm(sum_TD, weight, eps, offset)
+        else:
+            normed_TD = layer_norm(sum_TD, weight, bias, eps, offset)
+        return normed_TD.astype(dtype), sum_TD
+
+    return backends.differentiable(
+        functools.partial(kernel, eps=eps, offset=offset, dtype=dtype), reference
     )

@@ -72,6 +72,11 @@ class Parallel(Mixer, name="parallel"):
     def can_divide(self, chips: int) -> bool:
         return all(part.can_divide(chips) for part in self.parts)
 
+    @property
+    def reads_float32(self) -> bool:
+        """See `Kind`: each part reads it times a factor of its own."""
+        return True
+
     def per_chip(self, chips: int) -> "Parallel":
         return dataclasses.replace(
             self,

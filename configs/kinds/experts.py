@@ -270,6 +270,11 @@ class Experts(FeedForward, name="experts"):
         return self.has_norms
 
     @property
+    def reads_float32(self) -> bool:
+        """See `Kind`: what routes is float32."""
+        return True
+
+    @property
     def num_sums(self) -> int:
         """See `FeedForward`: norms of their own keep two sums apart."""
         return 2 if self.has_norms else 1

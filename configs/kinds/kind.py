@@ -102,6 +102,13 @@ class Kind:
         return False
 
     @property
+    def reads_float32(self) -> bool:
+        """Whether it computes with what it reads in float32, apart from products, whose inputs have
+        the type of the model's activations.
+        """
+        return False
+
+    @property
     def experts(self) -> tuple[int, int] | None:
         """(experts, those that a token visits) of a mixture; None: it is none."""
         return None

@@ -10,6 +10,7 @@ from layers.kernels.device import Device
 from layers.kernels.linear.low_bit import Quantized
 
 Kernel = Callable[..., jax.Array]
+SumNorm = Callable[..., tuple[jax.Array, jax.Array]]  # `kernels.norm.gpu.of_sum`
 StateKernel = Callable[..., tuple[jax.Array, jax.Array]]  # outputs, and states in place
 _Out = TypeVar("_Out")
 _State = TypeVar("_State")
@@ -88,6 +89,12 @@ class Backend:
         self, x_TD: jax.Array, w: Any, activation: str, dtype: str
     ) -> jax.Array | None:
         """act(gate) up of one product, `dtype` [T, F / 2]; None: the gate is a step of its own."""
+        return None
+
+    def norm_of_sum(self, width: int) -> SumNorm | None:
+        """A kernel that adds rows to the residual stream and norms the sum, so that a layer leaves
+        to the next norm what it adds; None: XLA adds, and norms.
+        """
         return None
 
     def update(

@@ -55,15 +55,22 @@ def kernel_or(
     """
 
     @functools.cache
-    def differentiable(backend: Backend) -> Callable[_Arrays, _Out]:
+    def of_backend(backend: Backend) -> Callable[_Arrays, _Out]:
         assert backend.rows is not None
-        function = jax.custom_jvp(functools.partial(kernel, backend.rows))
-        function.defjvp(lambda primals, tangents: jax.jvp(reference, primals, tangents))
-        return function
+        return differentiable(functools.partial(kernel, backend.rows), reference)
 
     def run(*arrays: _Arrays.args, **keywords: _Arrays.kwargs) -> _Out:
         backend = current()
-        function = reference if backend.rows is None else differentiable(backend)
+        function = reference if backend.rows is None else of_backend(backend)
         return function(*arrays, **keywords)
 
     return run
+
+
+def differentiable(
+    kernel: Callable[_Arrays, _Out], reference: Callable[_Arrays, _Out]
+) -> Callable[_Arrays, _Out]:
+    """The kernel, with the derivative of its reference."""
+    function = jax.custom_jvp(kernel)
+    function.defjvp(lambda primals, tangents: jax.jvp(reference, primals, tangents))
+    return function

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from layers.backends.backend import Backend, Kernel, StateKernel
+from layers.backends.backend import Backend, Kernel, StateKernel, SumNorm
 from layers.kernels.device import Device
 from layers.kernels.linear import grouped
 from layers.kernels.linear.low_bit import Quantized
@@ -41,6 +41,11 @@ class Hopper(Gpu):
         is_half = w_EFD.dtype in (jnp.bfloat16, jnp.float16)
         is_whole = w_EFD.shape[2] % grouped.GPU_DEPTH == 0
         return grouped.on_gpu if is_half and is_whole else None
+
+    def norm_of_sum(self, width: int) -> SumNorm | None:
+        from layers.kernels.norm import gpu
+
+        return gpu.of_sum if gpu.can_normalize(width) else None
 
     def update(
         self, num_heads: int, num_keys: int, state: tuple[int, int], decays_of_keys: bool

@@ -32,6 +32,11 @@ class S4(Mixer, name="s4"):
     def __post_init__(self) -> None:
         check_sizes(self, "channels", "state_width")
 
+    @property
+    def reads_float32(self) -> bool:
+        """See `Kind`: its recurrence reads the stream."""
+        return True
+
     def check_channels(self, width: int, chips: int | None = None) -> None:
         """Whether its channels are those of the residual stream, or a chip's of so many (None:
         however many there are).
