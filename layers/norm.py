@@ -87,15 +87,19 @@ def gated_norm(
     eps: float,
     width: int | None,
     norms_first: bool,
+    dtype: str = "float32",
 ) -> jax.Array:
-    """RMSNorm of what a gate lets pass, x silu(gate), or a gate behind the norm: float32 [T, X].
-    So many elements are normed together (None: all of X); where X is fewer, the chips of a mesh
-    hold the others.
+    """RMSNorm of what a gate lets pass, x silu(gate), or a gate behind the norm: [T, X] of float32
+    or (by a back end's kernel) the `dtype` that its reader rounds to. So many elements are normed
+    together (None: all of X); where X is fewer, the chips of a mesh hold the others.
     """
     with jax.named_scope("norm"):
         gate_TX = jax.nn.silu(gate_TX)
         x_TX = x_TX if norms_first else x_TX * gate_TX
         width = width or x_TX.shape[1]
+        kernel = backends.current().norm_of_sum(width)
+        if kernel is not None and width == x_TX.shape[1] and not norms_first:
+            return _of_sum(kernel, eps, 0.0, dtype)(x_TX, None, weight, None)[0]
         x_TGX = x_TX.reshape(x_TX.shape[0], -1, min(width, x_TX.shape[1]))
         squares_TG1 = row_sum(x_TGX * x_TGX)
         if width > x_TX.shape[1]:

@@ -12,6 +12,7 @@ from layers.kernels.linear.low_bit import Quantized
 Kernel = Callable[..., jax.Array]
 SumNorm = Callable[..., tuple[jax.Array, jax.Array]]  # `kernels.norm.gpu.of_sum`
 StateKernel = Callable[..., tuple[jax.Array, jax.Array]]  # outputs, and states in place
+Convolution = Callable[..., tuple[tuple[jax.Array, ...], jax.Array]]  # `rows.convolve`
 _Out = TypeVar("_Out")
 _State = TypeVar("_State")
 
@@ -48,7 +49,7 @@ class Backend:
         skips_zero_rows: products leave out rows of zeros.
         least_rows: of a product or a lookup.
         rows: kernels of rows; None: XLA computes them.
-        scan, convolve: kernels of states (`kernels/recurrence/ffi_cpu.py`); None: by XLA.
+        scan: a kernel of states (`kernels/recurrence/ffi_cpu.py`); None: by XLA.
     """
 
     linear: str = "reference"
@@ -68,7 +69,6 @@ class Backend:
     least_rows: int = 1
     rows: RowKernels | None = None
     scan: StateKernel | None = None
-    convolve: StateKernel | None = None
 
     def runs_on(self, device: Device) -> bool:
         return True
@@ -101,6 +101,10 @@ class Backend:
         self, num_heads: int, num_keys: int, state: tuple[int, int], decays_of_keys: bool
     ) -> StateKernel | None:
         """`kernels.recurrence.api.update` for states [M, H] by a kernel; None: by XLA."""
+        return None
+
+    def convolution(self, widths: tuple[int, ...]) -> Convolution | None:
+        """The kernel of `rows.convolve` for decode rows and parts so wide; None: by XLA."""
         return None
 
     def where_needed(

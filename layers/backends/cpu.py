@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from layers.backends.backend import Backend, RowKernels, StateKernel
+from layers.backends.backend import Backend, Convolution, RowKernels, StateKernel
 from layers.kernels.cpu import rows as row_kernels
 from layers.kernels.device import Device
 from layers.kernels.linear import packed
@@ -63,7 +63,6 @@ class Cpu(XlaCpu):
     skips_zero_rows: bool = True
     rows: RowKernels | None = row_kernels
     scan: StateKernel | None = ffi_cpu.scan
-    convolve: StateKernel | None = ffi_cpu.convolve
 
     def gated_product(
         self, x_TD: jax.Array, w: Any, activation: str, dtype: str
@@ -75,3 +74,6 @@ class Cpu(XlaCpu):
         self, num_heads: int, num_keys: int, state: tuple[int, int], decays_of_keys: bool
     ) -> StateKernel:
         return ffi_cpu.update
+
+    def convolution(self, widths: tuple[int, ...]) -> Convolution:
+        return ffi_cpu.convolve

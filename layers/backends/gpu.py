@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from layers.backends.backend import Backend, Kernel, StateKernel, SumNorm
+from layers.backends.backend import Backend, Convolution, Kernel, StateKernel, SumNorm
 from layers.kernels.device import Device
 from layers.kernels.linear import grouped
 from layers.kernels.linear.low_bit import Quantized
@@ -53,3 +53,8 @@ class Hopper(Gpu):
         from layers.kernels.recurrence import gpu
 
         return gpu.update if not decays_of_keys and gpu.can_update(state) else None
+
+    def convolution(self, widths: tuple[int, ...]) -> Convolution | None:
+        from layers.kernels.recurrence import convolution_gpu as gpu
+
+        return gpu.convolve if gpu.can_convolve(widths) else None

@@ -42,14 +42,15 @@ def apply(
     decay_TNX = -jnp.exp(params["rate"])[:, None] * step_TX
     decay = decay_TNX[..., 0] if kind.decay_rank is None else decay_TNX
     recurrence = Recurrence((N, M, H), delta.recurrent, delta.chunked, fused.update)
-    taps_Xw = params["conv"].astype(jnp.float32)
     tails, states = (None, None) if leaf is None else leaf.states
     outs = []
     with jax.named_scope("recur"):
         parts = map(ragged.split, (fed_TX, decay, beta_TN))
         for fed_YWX, *factors, rectangle in zip(*parts, ragged.rectangles, strict=True):
-            fed_YWX, tails = rows.convolve(fed_YWX, taps_Xw, None, tails, rectangle)
-            inputs = *_heads(kind, jax.nn.silu(fed_YWX)), *factors
+            convolved, tails = rows.convolve(
+                fed_YWX, params["conv"], None, tails, rectangle, kind.channels
+            )
+            inputs = *_heads(kind, *convolved), *factors
             out_YWNH, states = rows.recur(
                 recurrence, inputs, states, rectangle, context.deterministic
             )
@@ -81,11 +82,11 @@ def _parts(x_TX: jax.Array, widths: dict[str, int]) -> dict[str, jax.Array]:
     return parts
 
 
-def _heads(kind: DeltaNet, fed_YWX: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _heads(
+    kind: DeltaNet, value_YWX: jax.Array, q_YWX: jax.Array, k_YWX: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries, keys (of length 1, and queries times M ** -0.5) and values of each head."""
-    Y, W, _ = fed_YWX.shape
-    values, keys, _ = kind.channels
-    value_YWX, q_YWX, k_YWX = jnp.split(fed_YWX, [values, values + keys], axis=2)
+    Y, W, _ = value_YWX.shape
 
     def of_length_one(x_YWX: jax.Array) -> jax.Array:
         x_YWKM = x_YWX.reshape(Y, W, kind.num_key_heads, kind.key_width)

@@ -38,13 +38,15 @@ def apply_mamba(
         fed_TX, gate_TX = jnp.split(
             add_bias(linear(x_TD, params["in"]), params, "in_bias"), 2, axis=1
         )
-    taps_Xw, bias_X = params["conv"].astype(jnp.float32), params.get("conv_bias")
+    taps_Xw, bias_X = params["conv"], params.get("conv_bias")
     tails, states = (None, None) if leaf is None else leaf.states
     outs = []
     with jax.named_scope("convolve"):
         for fed_YWX, rectangle in zip(ragged.split(fed_TX), ragged.rectangles, strict=True):
-            out_YWX, tails = rows.convolve(fed_YWX, taps_Xw, bias_X, tails, rectangle)
-            outs.append(jax.nn.silu(out_YWX))
+            (out_YWX,), tails = rows.convolve(
+                fed_YWX, taps_Xw, bias_X, tails, rectangle, fed_YWX.shape[2:]
+            )
+            outs.append(out_YWX)
     fed_TX = ragged.pack(outs)
     with jax.named_scope("choose"):
         step_TX, B_TM, C_TM = _chosen(params, config, kind, fed_TX)
@@ -108,7 +110,7 @@ def apply_mamba2(
     gate_TI, step_TN = jnp.split(gates_TX, [N * H], axis=1)
     step_TN = jnp.clip(jax.nn.softplus(step_TN + params["step_bias"]), *kind.step_limits)
     step_TN = jnp.where(ragged.valid_T[:, None], step_TN, 0)  # a token that changes nothing
-    taps_Xw, bias_X = params["conv"].astype(jnp.float32), params.get("conv_bias")
+    taps_Xw, bias_X = params["conv"], params.get("conv_bias")
     rate_N = -jnp.exp(params["decay"])
     recurrence = Recurrence(
         (N, M, H), linear_attention.recurrent, linear_attention.chunked, fused.update_linear
@@ -118,9 +120,9 @@ def apply_mamba2(
     with jax.named_scope("recur"):
         parts = zip(ragged.split(fed_TX), ragged.split(step_TN), ragged.rectangles, strict=True)
         for fed_YWX, step_YWN, rectangle in parts:
-            fed_YWX, tails = rows.convolve(fed_YWX, taps_Xw, bias_X, tails, rectangle)
-            fed_YWX = jax.nn.silu(fed_YWX)
-            x_YWI, in_YWX, out_YWX = jnp.split(fed_YWX, [N * H, N * H + G * M], axis=2)
+            (x_YWI, in_YWX, out_YWX), tails = rows.convolve(
+                fed_YWX, taps_Xw, bias_X, tails, rectangle, kind.channels
+            )
             Y, W, _ = fed_YWX.shape
             x_YWNH = x_YWI.reshape(Y, W, N, H)
             in_YWGM, out_YWGM = (maps.reshape(Y, W, G, M) for maps in (in_YWX, out_YWX))
@@ -133,8 +135,9 @@ def apply_mamba2(
     y_TI = ragged.pack(outs)
     if kind.norm_width != 0:
         y_TI = gated_norm(
-            y_TI, gate_TI, params["out_norm"], config.norm_eps, kind.norm_width, kind.norms_first
-        )
+            y_TI, gate_TI, params["out_norm"], config.norm_eps, kind.norm_width, kind.norms_first,
+            config.dtype,
+        )  # fmt: skip
     else:
         y_TI *= jax.nn.silu(gate_TI)
     return project_out(y_TI, params, config.dtype), with_states(leaf, tails, states)

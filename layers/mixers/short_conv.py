@@ -25,11 +25,13 @@ def apply(
     with jax.named_scope("in"):
         fed_TX = add_bias(linear(x_TD, params["in"]), params, "in_bias")
     before_TX, behind_TX, x_TX = jnp.split(fed_TX, 3, axis=1)
-    taps_Xw, bias_X = params["conv"].astype(jnp.float32), params.get("conv_bias")
+    taps_Xw, bias_X = params["conv"], params.get("conv_bias")
     tails, outs = None if leaf is None else leaf.states[0], []
     with jax.named_scope("convolve"):
         for x_YWX, rectangle in zip(ragged.split(before_TX * x_TX), ragged.rectangles, strict=True):
-            out_YWX, tails = rows.convolve(x_YWX, taps_Xw, bias_X, tails, rectangle)
+            (out_YWX,), tails = rows.convolve(
+                x_YWX, taps_Xw, bias_X, tails, rectangle, x_YWX.shape[2:], has_silu=False
+            )
             outs.append(out_YWX)
     out_TX = behind_TX * ragged.pack(outs)
     return project_out(out_TX, params, config.dtype), with_states(leaf, tails)

@@ -3,6 +3,8 @@
 The state of a row is its tail: the w - 1 inputs before the next one, oldest first.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 
@@ -18,9 +20,16 @@ def causal(
     """
     inputs, num_tokens = _with_tail(x_YWX, tail), x_YWX.shape[1]
     out_YWX = jnp.zeros_like(x_YWX) if bias_X is None else bias_X
+    taps_Xw = taps_Xw.astype(jnp.float32)
     for at in range(taps_Xw.shape[1]):
         out_YWX = out_YWX + rounded(taps_Xw[:, at] * inputs[:, at : at + num_tokens])
     return out_YWX
+
+
+def parts(out_YWX: jax.Array, widths: tuple[int, ...], has_silu: bool) -> tuple[jax.Array, ...]:
+    """What `causal` returns, or its silu, in parts of so many channels."""
+    out_YWX = jax.nn.silu(out_YWX) if has_silu else out_YWX
+    return tuple(jnp.split(out_YWX, list(itertools.accumulate(widths[:-1])), axis=2))
 
 
 def tails(x_YWX: jax.Array, tail: jax.Array) -> jax.Array:

@@ -92,9 +92,11 @@ def convolve(
     bias_X: jax.Array | None,
     tails: jax.Array | None,
     rectangle: Rectangle,
-) -> tuple[jax.Array, jax.Array | None]:
-    """A causal convolution of each channel, whose state is its newest w - 1 inputs: float32 [Y, W,
-    X], and the tails with this step's.
+    widths: tuple[int, ...],
+    has_silu: bool = True,
+) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
+    """A causal convolution of each channel, whose state is its newest w - 1 inputs, and silu: parts
+    of `widths` channels, float32 [Y, W, X] each, and the tails with this step's.
 
     Args:
         taps_Xw: w taps a channel, the newest token's last.
@@ -102,9 +104,9 @@ def convolve(
     """
     rows, width, X = x_YWX.shape
     if tails is not None and not rectangle.is_chained and width <= tails.shape[1]:
-        kernel = backends.current().convolve
+        kernel = backends.current().convolution(widths)
         if kernel is not None:
-            return kernel(x_YWX, taps_Xw, bias_X, tails, rectangle)
+            return kernel(x_YWX, taps_Xw, bias_X, tails, rectangle, widths, has_silu)
     if tails is None:
         before_YwX = jnp.zeros((rows, taps_Xw.shape[1] - 1, X))
     else:
@@ -112,12 +114,13 @@ def convolve(
     if rectangle.is_chained:
         before_YwX = _chained_tails(x_YWX, before_YwX, rectangle)
     out_YWX = convolution.causal(x_YWX, taps_Xw, bias_X, before_YwX)
+    outs = convolution.parts(out_YWX, widths, has_silu)
     if tails is None:
-        return out_YWX, None
+        return outs, None
     if rectangle.is_chained:
         after_YwX = convolution.tail_after(x_YWX, before_YwX, _lengths(rectangle))
-        return out_YWX, _keep_last(tails, rectangle, after_YwX)
-    return out_YWX, reference.keep_each(tails, rectangle, convolution.tails(x_YWX, before_YwX))
+        return outs, _keep_last(tails, rectangle, after_YwX)
+    return outs, reference.keep_each(tails, rectangle, convolution.tails(x_YWX, before_YwX))
 
 
 def _chained_tails(x_YWX: jax.Array, own_YwX: jax.Array, rectangle: Rectangle) -> jax.Array:

@@ -30,8 +30,8 @@ def of_sum(
     dtype: str,
     interpret: object = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The norm of x + addend, `dtype` [T, D], and that sum, float32 [T, D], which is x where nothing
-    is added; of rows that `can_normalize` allows.
+    """The norm of x + addend, `dtype` [T, D], and that sum, float32 [T, D], of rows that
+    `can_normalize` allows. Without an addend the sum is x.
 
     Args:
         weight_D: the norm's weights less `offset`.

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from layers.kernels.cpu import calls, library
 from layers.ragged import Rectangle
+from layers.recurrence import convolution
 
 
 def update(
@@ -46,13 +47,16 @@ def convolve(
     bias_X: jax.Array | None,
     tails: jax.Array,
     rectangle: Rectangle,
-) -> tuple[jax.Array, jax.Array]:
-    """Causal convolution (`layers/recurrence/convolution.py`, bit for bit) of float32 inputs and
-    tails [slots + 1, 1 + k, w - 1, X], with rows and results as `api.update` has them; padding
-    gives 0.
+    widths: tuple[int, ...],
+    has_silu: bool,
+) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    """`rows.convolve` (`layers/recurrence/convolution.py`, bit for bit) of float32 inputs and tails
+    [slots + 1, 1 + k, w - 1, X], with rows and tails as `api.update` has them; padding gives 0.
     """
     bias_X = jnp.zeros(0) if bias_X is None else bias_X.astype(jnp.float32)
-    return _call(library.CONVOLVE, x_YWX.shape, (x_YWX, taps_Xw, bias_X), tails, rectangle)
+    inputs = x_YWX, taps_Xw.astype(jnp.float32), bias_X
+    out_YWX, tails = _call(library.CONVOLVE, x_YWX.shape, inputs, tails, rectangle)
+    return convolution.parts(out_YWX, widths, has_silu), tails
 
 
 def _call(

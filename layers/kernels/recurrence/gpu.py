@@ -50,6 +50,9 @@ def update(
     ):  # fmt: skip
         *factor_refs, states_ref, out_ref = refs
         y, n, block = (lax.axis_index(name) for name in ("row", "head", "block"))
+        if not interpret:  # which runs launches one after another
+            plgpu.griddepcontrol_wait()
+            plgpu.griddepcontrol_launch_dependents()
         key, value_columns = n // (N // K), pl.ds(block * columns, columns)
         slot, start, length = slot_ref[y], start_ref[y], length_ref[y]
 

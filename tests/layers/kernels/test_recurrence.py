@@ -13,7 +13,7 @@ from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no
 from jax.experimental.pallas import tpu as pltpu
 
 from layers.backends import backends
-from layers.kernels.recurrence import api, ffi_cpu, gpu, tpu
+from layers.kernels.recurrence import api, convolution_gpu, ffi_cpu, gpu, tpu
 from layers.ragged import Rectangle
 from layers.recurrence import linear, rows
 from layers.recurrence.rows import Recurrence
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.quick_code
 _ON_TPU = functools.partial(tpu.update, interpret=pltpu.InterpretParams(detect_races=True))
 _INTERPRETER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))
 _ON_GPU = functools.partial(gpu.update, interpret=_INTERPRETER)
+_CONVOLVE = functools.partial(convolution_gpu.convolve, interpret=_INTERPRETER)
 _on_tpu, _on_gpu = (functools.partial(compiling.call, each) for each in (_ON_TPU, _ON_GPU))
 # N, K, M, H: heads that share keys, few and odd numbers of heads, either axis along the lanes.
 _CASES = {
@@ -66,6 +67,56 @@ def test_a_gpus_kernel_equals_a_loop_in_float64(sizes, has_beta, num_drafts, cou
     recurrent_case.check(_on_gpu, sizes, counts, num_drafts, has_beta)
     if _INTERPRETER.detect_races:
         assert not interpreted_gpu.get_races().races_found
+
+
+def _check_convolution(counts, num_drafts, widths, num_taps, has_bias, has_silu, seed):
+    """The kernel's outputs and tails are those of a loop in float64; it writes no other tail."""
+    draw = functools.partial(np.random.default_rng(seed).standard_normal, dtype=np.float32)
+    rectangle, X = recurrent_case.rows(num_drafts, counts, seed), sum(widths)
+    taps = jnp.asarray(draw((X, num_taps)), jnp.bfloat16)
+    bias = jnp.asarray(draw(X), jnp.bfloat16) if has_bias else None
+    tails = draw((recurrent_case.SLOTS + 1, 1 + num_drafts, num_taps - 1, X))
+    x = draw((*rectangle.position_YW.shape, X))
+    outs, after = compiling.call(
+        _CONVOLVE, x, taps, bias, tails, rectangle, widths=widths, has_silu=has_silu
+    )
+    assert tuple(out.shape[2] for out in outs) == widths
+    out, expected = np.concatenate(outs, axis=2), tails.astype(np.float64)
+    for y, w in np.ndindex(rectangle.valid_YW.shape):
+        if rectangle.valid_YW[y, w]:
+            slot, p = rectangle.slot_Y[y], rectangle.position_YW[y, w]
+            window = np.concatenate([expected[slot, (p - 1) % (1 + num_drafts)], x[y, w][None]])
+            total = (window * np.asarray(taps, np.float64).T).sum(0)
+            total += 0 if bias is None else np.asarray(bias, np.float64)
+            close(out[y, w], total / (1 + np.exp(-total)) if has_silu else total, 3e-6)
+            expected[slot, p % (1 + num_drafts)] = window[1:]
+    np.testing.assert_array_equal(after, expected)
+    if _INTERPRETER.detect_races:
+        assert not interpreted_gpu.get_races().races_found
+
+
+@pytest.mark.parametrize("num_drafts, counts", [(0, [1, 1, 0, 1, 0]), (2, [3, 0, 1, 2, 0])])
+@pytest.mark.parametrize("widths, num_taps, has_bias, has_silu", [
+    ((256, 128, 128), 4, True, True), ((128,), 2, False, False),
+])  # fmt: skip
+def test_a_gpus_convolution_equals_a_loop_in_float64(
+    widths, num_taps, has_bias, has_silu, num_drafts, counts
+):
+    assert convolution_gpu.can_convolve(widths)
+    assert not convolution_gpu.can_convolve((*widths, 64))
+    _check_convolution(counts, num_drafts, widths, num_taps, has_bias, has_silu, 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(500))
+def test_random_convolutions_of_a_gpu(seed):
+    generator = np.random.default_rng(seed)
+    num_drafts = int(generator.integers(0, 3))
+    counts = generator.integers(0, num_drafts + 2, generator.integers(1, 6)).tolist()
+    widths = tuple((128 * generator.integers(1, 3, generator.integers(1, 4))).tolist())
+    has_bias, has_silu = generator.integers(0, 2, 2) > 0
+    num_taps = int(generator.integers(2, 5))
+    _check_convolution(counts, num_drafts, widths, num_taps, has_bias, bool(has_silu), seed)
 
 
 @pytest.mark.parametrize("decays", ["of heads", "of keys"])
@@ -118,9 +169,10 @@ def test_a_cpus_convolution_has_xlas_bits(instruction_set, has_bias):  # noqa: F
             rectangle = recurrent_case.rows(num_drafts, counts, X)
             tails = draw((recurrent_case.SLOTS + 1, 1 + num_drafts, num_taps - 1, X))
             inputs = draw((*rectangle.position_YW.shape, X)), draw((X, num_taps)), bias, tails
-            expected, states = jax.jit(rows.convolve)(*inputs, rectangle)
+            convolve = functools.partial(rows.convolve, widths=(X,), has_silu=False)
+            (expected,), states = jax.jit(convolve)(*inputs, rectangle)
             with backends.use(backends.CPU):
-                out, after = jax.jit(rows.convolve)(*inputs, rectangle)
+                (out,), after = jax.jit(convolve)(*inputs, rectangle)
             is_token = rectangle.valid_YW[..., None]
             np.testing.assert_array_equal(out, np.where(is_token, expected, 0))
             np.testing.assert_array_equal(after[:-1], states[:-1])
@@ -139,7 +191,8 @@ def _decoding(counts: list[int]):
         return ffi_cpu.scan(x, dt, A, B, C, states, rectangle)
 
     def convolve(x, tails, rectangle):
-        return ffi_cpu.convolve(x, taps, None, tails, rectangle)
+        (out,), tails = ffi_cpu.convolve(x, taps, None, tails, rectangle, (1100,), False)
+        return out, tails
 
     yield ffi_cpu.update, of_heads, heads_states, rectangle
     yield ffi_cpu.update, of_keys, heads_states, rectangle
