@@ -12,6 +12,7 @@ from layers.kernels.linear.low_bit import Quantized
 Kernel = Callable[..., jax.Array]
 SumNorm = Callable[..., tuple[jax.Array, jax.Array]]  # `kernels.norm.gpu.of_sum`
 StateKernel = Callable[..., tuple[jax.Array, jax.Array]]  # outputs, and states in place
+Append = Callable[..., tuple[jax.Array, jax.Array]]  # `kernels.cpu.rows.append`
 Convolution = Callable[..., tuple[tuple[jax.Array, ...], jax.Array]]  # `rows.convolve`
 _Out = TypeVar("_Out")
 _State = TypeVar("_State")
@@ -24,7 +25,6 @@ class RowKernels(Protocol):
     gate: Kernel
     summarize: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
     choose: Callable[..., tuple[jax.Array, jax.Array]]
-    append: Callable[..., tuple[jax.Array, jax.Array]]
     zeros: Kernel
 
 
@@ -94,6 +94,12 @@ class Backend:
     def norm_of_sum(self, width: int) -> SumNorm | None:
         """A kernel that adds rows to the residual stream and norms the sum, so that a layer leaves
         to the next norm what it adds; None: XLA adds, and norms.
+        """
+        return None
+
+    def append(self, attention: str, head_width: int) -> Append | None:
+        """A kernel that makes queries of what their product leaves, and writes keys and values to
+        the pages of an implementation of attention; None: by XLA.
         """
         return None
 

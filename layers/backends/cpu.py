@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from layers.backends.backend import Backend, Convolution, RowKernels, StateKernel
+from layers.backends.backend import Append, Backend, Convolution, RowKernels, StateKernel
 from layers.kernels.cpu import rows as row_kernels
 from layers.kernels.device import Device
 from layers.kernels.linear import packed
@@ -69,6 +69,9 @@ class Cpu(XlaCpu):
     ) -> jax.Array | None:
         takes = packed.multiplies_gated(w)
         return packed.gated_product(x_TD, w, activation, dtype) if takes else None
+
+    def append(self, attention: str, head_width: int) -> Append | None:
+        return row_kernels.append if attention == "ffi_cpu" else None
 
     def update(
         self, num_heads: int, num_keys: int, state: tuple[int, int], decays_of_keys: bool

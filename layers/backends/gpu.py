@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from layers.backends.backend import Backend, Convolution, Kernel, StateKernel, SumNorm
+from layers.backends.backend import Append, Backend, Convolution, Kernel, StateKernel, SumNorm
 from layers.kernels.device import Device
 from layers.kernels.linear import grouped
 from layers.kernels.linear.low_bit import Quantized
@@ -46,6 +46,12 @@ class Hopper(Gpu):
         from layers.kernels.norm import gpu
 
         return gpu.of_sum if gpu.can_normalize(width) else None
+
+    def append(self, attention: str, head_width: int) -> Append | None:
+        from layers.kernels.attention import append_gpu
+
+        appends = attention == "pallas_gpu" and append_gpu.can_append(head_width)
+        return append_gpu.append if appends else None
 
     def update(
         self, num_heads: int, num_keys: int, state: tuple[int, int], decays_of_keys: bool

@@ -9,7 +9,7 @@ from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 from layers import norm, page_rows, temperature
 from layers.backends import backends
-from layers.backends.backend import RowKernels
+from layers.backends.backend import Append
 from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options
 from layers.kv_cache import Dense, Indexed, Paged
@@ -34,9 +34,10 @@ def apply(
     T, N, V = x_TD.shape[0], kind.num_heads, kind.value_width or kind.head_width
     k_TKH = v_TKH = gate_TNH = None
     with jax.named_scope("qkv"):
-        paged, rows = None if leaf is None else leaf.as_paged, backends.current().rows
-        if paged is not None and rows is not None and _appends(config, kind, paged, context):
-            q_TNH, leaf = _appended(rows, params, config, kind, x_TD, paged, context)
+        paged = None if leaf is None else leaf.as_paged
+        append = backends.current().append(context.attention, kind.head_width)
+        if append and paged is not None and _appends(config, kind, paged, context):
+            q_TNH, leaf = _appended(append, params, config, kind, x_TD, paged, context)
         else:
             q_TNH, k_TKH, v_TKH, gate_TNH = _heads(params, config, kind, x_TD, context)
         q_TNH = temperature.scaled(q_TNH, kind.temperature, context.ragged.position_T)
@@ -96,8 +97,7 @@ def _heads(
 def _appends(config: ModelConfig, kind: Attention, leaf: Paged, context: StepContext) -> bool:
     """Whether one kernel makes queries of what their product leaves, and writes keys and values."""
     return (
-        context.attention == "ffi_cpu"
-        and context.is_owner
+        context.is_owner
         and not leaf.is_read_only
         and context.page_format is not None
         and context.page_format.dtype == config.dtype
@@ -113,7 +113,7 @@ def _appends(config: ModelConfig, kind: Attention, leaf: Paged, context: StepCon
 
 
 def _appended(
-    rows: RowKernels,
+    append: Append,
     params: Params,
     config: ModelConfig,
     kind: Attention,
@@ -126,7 +126,7 @@ def _appended(
     angles = context.angles
     if angles is None:
         angles = (jnp.zeros((len(x_TD), 0)),) * 2
-    q_TNH, pages = rows.append(
+    q_TNH, pages = append(
         qkv_TX, angles, (params["q_norm"], params["k_norm"]) if kind.qk_norm else None,
         context.ragged.page_T(context.group, leaf.page_tokens), leaf.pages,
         shape=(kind.num_heads, kind.num_kv_heads, kind.head_width), dtype=config.dtype,
