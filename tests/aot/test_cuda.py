@@ -1,5 +1,6 @@
 """Programs compiled for an H200 by XLA's CUDA plug-in, without one."""
 
+import functools
 import math
 import re
 
@@ -13,6 +14,10 @@ from inference.benchmark.kernels.attention_case import Arrays
 from inference.planner.calibration import on_device
 from layers.backends.gpu import Hopper
 from layers.kernels import tuning
+from layers.kernels.attention import append_gpu
+from layers.kernels.norm import gpu as norm_of_sum
+from layers.kernels.recurrence import convolution_gpu
+from layers.ragged import Rectangle
 from tests.aot import low_bit, programs, recurrence
 
 pytestmark = pytest.mark.aot
@@ -34,36 +39,20 @@ def test_entries_of_several_tokens_stay_in_place(mixer):
     programs.check_entries(programs.device("h200"), mixer, 80)
 
 
-def test_the_write_rotates_the_keys():
-    """A layer's attention is three launches and the product after it: one makes rows of the pages
-    from the product of queries, keys and values, one rotates the queries, one reads the pages.
-    Splits, of which these rows have one, would be combined by another. What all layers share (the
-    mask, which pages a split reads) is computed by the first.
-    """
+def test_one_launch_goes_from_the_product_to_attention():
+    """It norms and rotates heads, and writes keys and values to their pages."""
     device = programs.device("h200")
     executable, _, _ = programs.compiled_step(device, programs.DECODE, 64, "pallas_gpu", 2)
-    found = programs.launches(executable, "layer_1/.*/(attend|out)/")
-    print(found)
-    assert len(found) == 4
-    (write,) = [name for name in found if "scatter" in name]
-    *_, product = programs.launches(executable, "layer_1/.*/qkv/")
-    assert re.search(rf"%{write} = .*%{product}\b", executable.as_text())
+    (append,) = programs.launches(executable, "layer_1/.*/qkv/append")
+    assert re.search(rf"%{append} = .*bf16\[[\d,]*\].* custom-call", executable.as_text())
+    assert not programs.launches(executable, "layer_1/.*scatter")
 
 
 def test_a_greedy_step_has_few_launches_and_no_branch():
-    """Twelve a layer: two norms, each after the sum that is the residual stream, the product of
-    queries, keys and values, what the write, rotation and kernel are, three more products and an
-    activation.
-    """
-    one, two = (
-        programs.counted(programs.device("h200"), programs.DECODE, 64, "pallas_gpu", layers)
-        for layers in (1, 2)
-    )
-    programs.check_the_host_never_waits(two)
-    added = programs.launches_a_layer(one, two)
-    print(added, two.launches)
-    assert sum(added.values()) <= 12
-    assert two.launches["sample"] <= 8  # no parameter is read
+    """How many a layer has says `test_cuda_launches.py`."""
+    step = programs.counted(programs.device("h200"), programs.DECODE, 64, "pallas_gpu", 2)
+    programs.check_the_host_never_waits(step)
+    assert step.launches["sample"] <= 8  # no parameter is read
 
 
 def test_a_step_that_draws_has_no_branch():
@@ -277,6 +266,67 @@ def test_a_step_updates_recurrent_states_in_place(num_drafts, mixer):
 
 def test_recurrent_states_that_are_gathered_are_found_out():
     recurrence.check_it_is_found_out("h200")
+
+
+def _tensor(*shape, dtype="float32"):
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+def _norm(rows, width, has_bias=False):
+    weight_D = _tensor(width, dtype="bfloat16")
+    of_sum = functools.partial(norm_of_sum.of_sum, eps=1e-5, offset=0.0, dtype="bfloat16")
+    stream_TD = _tensor(rows, width)
+    return of_sum, (stream_TD, stream_TD, weight_D, weight_D if has_bias else None), ()
+
+
+def _convolution(rows, widths, num_drafts):
+    X, width = sum(widths), 1 + num_drafts
+    convolve = functools.partial(convolution_gpu.convolve, widths=widths, has_silu=True)
+    rectangle = Rectangle(
+        _tensor(rows, dtype="int32"), _tensor(rows, width, dtype="int32"),
+        _tensor(rows, width, dtype="bool"), (),
+    )  # fmt: skip
+    half = functools.partial(_tensor, dtype="bfloat16")
+    tails = _tensor(rows + 1, width, 3, X)
+    return convolve, (_tensor(rows, width, X), half(X, 4), half(X), tails, rectangle), (3,)
+
+
+def _append(tokens, heads, width, has_norms):
+    (N, K), half = heads, functools.partial(_tensor, dtype="bfloat16")
+    append = functools.partial(append_gpu.append, shape=(*heads, width), dtype="bfloat16", scale=1)
+    norms = (half(width), half(width)) if has_norms else None
+    return append, (
+        _tensor(tokens, (N + 2 * K) * width), (_tensor(tokens, width // 2),) * 2, norms,
+        (_tensor(tokens, dtype="int32"),) * 2, _tensor(99, 64, 2 * K * width, dtype="uint16"),
+    ), (4,)  # fmt: skip
+
+
+_ROW_KERNELS = {  # and registers a thread
+    "norm, llama3-8b": (_norm(1, 4096), 80),
+    "norm, gpt-oss": (_norm(16, 2880), 64),
+    "norm, with a bias": (_norm(16, 8192, True), 176),
+    "norm, the widest": (_norm(16, 16384), 255),
+    "convolution, mamba2-2.7b": (_convolution(16, (5120, 128, 128), 0), 32),
+    "convolution, drafts": (_convolution(16, (4096, 2048, 2048), 3), 48),
+    "append, llama3-8b": (_append(16, (32, 8), 128, False), 48),
+    "append, qwen3-30b-a3b": (_append(16, (32, 4), 128, True), 64),
+    "append, qwen3-next": (_append(16, (16, 2), 256, True), 96),
+}
+
+
+@pytest.mark.parametrize("case", _ROW_KERNELS)
+def test_kernels_of_rows_spill_nothing_and_write_in_place(case, ptxas):
+    (kernel, arguments, donated), max_registers = _ROW_KERNELS[case]
+    executable = programs.compiled(kernel, programs.device("h200"), arguments, donated)
+    report = ptxas()
+    registers = int(re.search(r"Used (\d+) registers", report)[1])
+    print(f"{registers} registers")
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
+    assert registers <= max_registers
+    for argument in donated:
+        assert not programs.copies(executable, arguments[argument])
+    owned = programs.num_bytes([arguments[argument] for argument in donated])
+    assert executable.memory_analysis().alias_size_in_bytes >= owned
 
 
 @pytest.mark.parametrize("case", recurrence.CASES)
