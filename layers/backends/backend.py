@@ -97,9 +97,10 @@ class Backend:
         """
         return None
 
-    def append(self, attention: str, head_width: int) -> Append | None:
+    def append(self, attention: str, shape: tuple[int, int, int], has_norms: bool) -> Append | None:
         """A kernel that makes queries of what their product leaves, and writes keys and values to
-        the pages of an implementation of attention; None: by XLA.
+        the pages of an implementation of attention, of N query and K key heads of H elements; None:
+        by XLA.
         """
         return None
 

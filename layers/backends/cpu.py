@@ -70,7 +70,7 @@ class Cpu(XlaCpu):
         takes = packed.multiplies_gated(w)
         return packed.gated_product(x_TD, w, activation, dtype) if takes else None
 
-    def append(self, attention: str, head_width: int) -> Append | None:
+    def append(self, attention: str, shape: tuple[int, int, int], has_norms: bool) -> Append | None:
         return row_kernels.append if attention == "ffi_cpu" else None
 
     def update(

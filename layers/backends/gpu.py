@@ -47,10 +47,10 @@ class Hopper(Gpu):
 
         return gpu.of_sum if gpu.can_normalize(width) else None
 
-    def append(self, attention: str, head_width: int) -> Append | None:
+    def append(self, attention: str, shape: tuple[int, int, int], has_norms: bool) -> Append | None:
         from layers.kernels.attention import append_gpu
 
-        appends = attention == "pallas_gpu" and append_gpu.can_append(head_width)
+        appends = attention == "pallas_gpu" and append_gpu.can_append(shape, has_norms)
         return append_gpu.append if appends else None
 
     def update(

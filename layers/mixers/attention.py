@@ -35,7 +35,9 @@ def apply(
     k_TKH = v_TKH = gate_TNH = None
     with jax.named_scope("qkv"):
         paged = None if leaf is None else leaf.as_paged
-        append = backends.current().append(context.attention, kind.head_width)
+        append = backends.current().append(
+            context.attention, (N, kind.num_kv_heads, kind.head_width), kind.qk_norm is not None
+        )
         if append and paged is not None and _appends(config, kind, paged, context):
             q_TNH, leaf = _appended(append, params, config, kind, x_TD, paged, context)
         else:
@@ -122,15 +124,16 @@ def _appended(
     context: StepContext,
 ) -> tuple[jax.Array, Paged]:
     """Queries for `attend`, and the leaf with keys and values in its pages."""
-    qkv_TX = add_bias(linear(x_TD, params["qkv"]), params, "qkv_bias")
     angles = context.angles
     if angles is None:
         angles = (jnp.zeros((len(x_TD), 0)),) * 2
+    norms = (params["q_norm"], params["k_norm"]) if kind.qk_norm else None
     q_TNH, pages = append(
-        qkv_TX, angles, (params["q_norm"], params["k_norm"]) if kind.qk_norm else None,
+        linear(x_TD, params["qkv"]), angles, norms,
         context.ragged.page_T(context.group, leaf.page_tokens), leaf.pages,
         shape=(kind.num_heads, kind.num_kv_heads, kind.head_width), dtype=config.dtype,
         scale=_scale(kind), eps=config.norm_eps, offset=config.norm_offset,
+        bias_X=params.get("qkv_bias"),
     )  # fmt: skip
     return q_TNH, leaf.with_pages(pages)
 

@@ -309,6 +309,7 @@ _ROW_KERNELS = {  # and registers a thread
     "convolution, mamba2-2.7b": (_convolution(16, (5120, 128, 128), 0), 32),
     "convolution, drafts": (_convolution(16, (4096, 2048, 2048), 3), 48),
     "append, llama3-8b": (_append(16, (32, 8), 128, False), 48),
+    "append, gpt-oss": (_append(16, (64, 8), 64, False), 64),
     "append, qwen3-30b-a3b": (_append(16, (32, 4), 128, True), 64),
     "append, qwen3-next": (_append(16, (16, 2), 256, True), 96),
 }

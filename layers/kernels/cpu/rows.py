@@ -62,6 +62,7 @@ def append(
     scale: float,
     eps: float = 0.0,
     offset: float = 0.0,
+    bias_X: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Queries for attention, of `dtype` [T, N, H], and the pages with the keys and values of their
     tokens, in place where `pages` is donated. Queries and keys are normed, if they have norms, and
@@ -76,8 +77,11 @@ def append(
         pages: [pages, page tokens, 2 K H], of `dtype` as pages store it.
         shape: N, K and H.
         scale: of queries.
+        bias_X: of the product.
     """
     N, K, H = shape
+    if bias_X is not None:
+        qkv_TX = qkv_TX + bias_X.astype(jnp.float32)
     norms = (jnp.zeros(0), jnp.zeros(0)) if norms is None else norms
     queries = jax.ShapeDtypeStruct((qkv_TX.shape[0], N, H), jnp.dtype(dtype))
     outs = queries, jax.ShapeDtypeStruct(pages.shape, pages.dtype)

@@ -35,7 +35,7 @@ def _headed(x_TNH, weight_H, angles):
     return np.concatenate([*turned, x_TNH[..., 2 * pairs :]], axis=-1)
 
 
-def _check(T, N, K, H, pairs, has_norms, seed=0):
+def _check(T, N, K, H, pairs, has_norms, has_bias, seed=0):
     """Queries and rows of pages are float64's within the rounding of bfloat16; padding, and what
     lies beside the tokens, is written nowhere.
     """
@@ -50,11 +50,14 @@ def _check(T, N, K, H, pairs, has_norms, seed=0):
     page_T, offset_T = (part.astype(np.int32) for part in np.divmod(spots, _PAGE_TOKENS))
     page_T[1::4] = 0  # padding
     pages = jnp.asarray(draw((9, _PAGE_TOKENS, 2 * K * H)), jnp.bfloat16)
+    bias_X = jnp.asarray(draw(qkv_TX.shape[1]), jnp.bfloat16) if has_bias else None
     q_TNH, after = compiling.call(
         _APPEND, qkv_TX, angles, norms, (page_T, offset_T),
         jax.lax.bitcast_convert_type(pages, jnp.uint16), shape=(N, K, H), dtype="bfloat16",
-        scale=_SCALE, eps=_EPS, offset=_OFFSET,
+        scale=_SCALE, eps=_EPS, offset=_OFFSET, bias_X=bias_X,
     )  # fmt: skip
+    if bias_X is not None:
+        qkv_TX = qkv_TX + np.asarray(bias_X, np.float32)
     heads_TXH = qkv_TX.astype(np.float64).reshape(T, -1, H)
     weights = (None, None) if norms is None else (np.asarray(w, np.float64) for w in norms)
     parts = heads_TXH[:, :N], heads_TXH[:, N : N + K]
@@ -80,26 +83,35 @@ def _check(T, N, K, H, pairs, has_norms, seed=0):
         assert not interpreted_gpu.get_races().races_found
 
 
-@pytest.mark.parametrize("N, K, H, pairs, has_norms", [
-    (4, 2, 128, 64, True), (2, 2, 128, 16, False), (2, 1, 256, 128, True), (1, 1, 128, 0, True),
+@pytest.mark.parametrize("N, K, H, pairs, has_norms, has_bias", [
+    (4, 2, 128, 64, True, False), (2, 2, 128, 16, False, True), (2, 1, 256, 128, True, False),
+    (1, 1, 128, 0, True, True), (6, 2, 64, 32, False, True), (4, 4, 64, 8, False, False),
 ])  # fmt: skip
-def test_a_gpus_kernel_equals_float64(N, K, H, pairs, has_norms):
-    _check(3, N, K, H, pairs, has_norms)
+def test_a_gpus_kernel_equals_float64(N, K, H, pairs, has_norms, has_bias):
+    assert append_gpu.can_append((N, K, H), has_norms)
+    _check(3, N, K, H, pairs, has_norms, has_bias)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(500))
 def test_random_tokens_of_a_gpu(seed):
     generator = np.random.default_rng(seed)
-    K, H = int(generator.integers(1, 3)), 128 * int(generator.integers(1, 3))
+    H, has_norms = 64 << int(generator.integers(3)), bool(generator.integers(2))
+    K = 2 * int(generator.integers(1, 3)) if H == 64 else int(generator.integers(1, 3))
     N, pairs = K * int(generator.integers(1, 4)), int(generator.integers(0, H // 4 + 1)) * 2
-    _check(int(generator.integers(1, 6)), N, K, H, pairs, bool(generator.integers(2)), seed)
+    has_norms, has_bias = has_norms and H > 64, bool(generator.integers(2))
+    _check(int(generator.integers(1, 6)), N, K, H, pairs, has_norms, has_bias, seed)
 
 
-@pytest.mark.parametrize("backend, attention, width, has_kernel", [
-    (backends.HOPPER, "pallas_gpu", 128, True), (backends.HOPPER, "pallas_gpu", 64, False),
-    (backends.HOPPER, "reference", 128, False), (backends.CPU, "ffi_cpu", 64, True),
-    (backends.CPU, "reference", 64, False), (backends.TPU, "pallas_tpu", 128, False),
+@pytest.mark.parametrize("backend, attention, shape, has_norms, has_kernel", [
+    (backends.HOPPER, "pallas_gpu", (8, 2, 128), True, True),
+    (backends.HOPPER, "pallas_gpu", (8, 2, 64), False, True),
+    (backends.HOPPER, "pallas_gpu", (8, 2, 64), True, False),
+    (backends.HOPPER, "pallas_gpu", (9, 3, 64), False, False),
+    (backends.HOPPER, "reference", (8, 2, 128), False, False),
+    (backends.CPU, "ffi_cpu", (9, 3, 64), True, True),
+    (backends.CPU, "reference", (8, 2, 64), False, False),
+    (backends.TPU, "pallas_tpu", (8, 2, 128), False, False),
 ])  # fmt: skip
-def test_who_has_a_kernel(backend, attention, width, has_kernel):
-    assert (backend.append(attention, width) is not None) == has_kernel
+def test_who_has_a_kernel(backend, attention, shape, has_norms, has_kernel):
+    assert (backend.append(attention, shape, has_norms) is not None) == has_kernel
