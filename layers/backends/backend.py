@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import jax
+import numpy as np
 
 from layers.kernels.device import Device
-from layers.kernels.linear.low_bit import Quantized
+from layers.kernels.linear.low_bit import Quantized, Word
 
 Kernel = Callable[..., jax.Array]
 SumNorm = Callable[..., tuple[jax.Array, jax.Array]]  # `kernels.norm.gpu.of_sum`
@@ -48,6 +49,9 @@ class Backend:
         copies_in_blocks: what a product copies or expands of matrices, it does a block at a time.
         skips_zero_rows: products leave out rows of zeros.
         least_rows: of a product or a lookup.
+        word: type of the words that planes of bits lie in (`low_bit.py`).
+        prefetches_weights: weights are arguments of the program, which no kernel of it writes, so a
+            product may read them while the launches before it still run.
         rows: kernels of rows; None: XLA computes them.
         scan: a kernel of states (`kernels/recurrence/ffi_cpu.py`); None: by XLA.
     """
@@ -67,14 +71,19 @@ class Backend:
     copies_in_blocks: bool = False
     skips_zero_rows: bool = False
     least_rows: int = 1
+    word: Word = np.uint8
+    prefetches_weights: bool = False
     rows: RowKernels | None = None
     scan: StateKernel | None = None
 
     def runs_on(self, device: Device) -> bool:
         return True
 
-    def low_bit_product(self, num_rows: int, w: Quantized) -> Kernel | None:
-        """The kernel of `low_bit_product.products` for blocks of so many rows; None: XLA's."""
+    def skinny_product(self, num_rows: int, w: jax.Array | Quantized) -> Kernel | None:
+        """The kernel of products of blocks of so many rows with w; None: XLA's. It takes blocks
+        [B, W, D], and a stack with i32[B], which of its matrices each block has, those without one
+        last; or one block, and a matrix with None: float32 [B, W, F].
+        """
         return None
 
     def expanded(self, w: Quantized) -> jax.Array | None:

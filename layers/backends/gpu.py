@@ -1,14 +1,16 @@
 """GPUs by XLA, and Hopper's with kernels of Mosaic, which is slow to load."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from layers.backends.backend import Append, Backend, Convolution, Kernel, StateKernel, SumNorm
 from layers.kernels.device import Device
 from layers.kernels.linear import grouped
-from layers.kernels.linear.low_bit import Quantized
+from layers.kernels.linear.low_bit import Quantized, Word
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +31,17 @@ class Gpu(Backend):
 class Hopper(Gpu):
     """NVIDIA's H100, H200, H800 and H20."""
 
+    word: Word = np.uint16
+
     def runs_on(self, device: Device) -> bool:
         return device.is_hopper
 
-    def low_bit_product(self, num_rows: int, w: Quantized) -> Kernel | None:
-        from layers.kernels.linear import low_bit_gpu
+    def skinny_product(self, num_rows: int, w: jax.Array | Quantized) -> Kernel | None:
+        from layers.kernels.linear import skinny_gpu
 
-        return low_bit_gpu.products if low_bit_gpu.can_multiply(num_rows, w) else None
+        if not skinny_gpu.can_multiply(num_rows, w):
+            return None
+        return functools.partial(skinny_gpu.products, prefetch=self.prefetches_weights)
 
     def grouped_product(self, w_EFD: jax.Array) -> Kernel | None:
         is_half = w_EFD.dtype in (jnp.bfloat16, jnp.float16)

@@ -21,10 +21,11 @@ class Tpu(Backend):
     def runs_on(self, device: Device) -> bool:
         return device.platform == "tpu"
 
-    def low_bit_product(self, num_rows: int, w: Quantized) -> Kernel | None:
+    def skinny_product(self, num_rows: int, w: jax.Array | Quantized) -> Kernel | None:
         from layers.kernels.linear import low_bit_tpu
 
-        return low_bit_tpu.products if low_bit_tpu.can_multiply(num_rows, w) else None
+        takes = isinstance(w, Quantized) and low_bit_tpu.can_multiply(num_rows, w)
+        return low_bit_tpu.products if takes else None
 
     def expanded(self, w: Quantized) -> jax.Array | None:
         from layers.kernels.linear import low_bit_tpu

@@ -19,8 +19,11 @@ from inference.planner.compiled import program
 from inference.planner.compiled.report import AbsentEngine, CompiledStep
 from inference.scheduling.step_shapes import StepShape
 from layers import params
+from layers.backends import backends
+from layers.kernels.device import target_device
 from layers.kernels.linear import low_bit
 from layers.linear import grouped_linear, linear
+from sharding import topologies
 from tests.aot.programs import MEGABYTE, compiled
 
 # Of Llama 3 8B: F, D.
@@ -34,7 +37,7 @@ _SAME = "bitcast", "get-tuple-element", "copy-start", "copy-done", "slice-start"
 
 def check_product(device: Any, format: str, rows: int, shape: tuple[int, int]) -> None:
     """A product of rows of bfloat16 with a matrix."""
-    w = low_bit.abstract(shape, format, "bfloat16")
+    w = _abstract(device, shape, format)
     x_TD = jax.ShapeDtypeStruct((rows, shape[1]), jnp.bfloat16)
     executable = compiled(linear, device, (x_TD, w), ())
     found = list(program.instructions(executable.as_text()))
@@ -55,7 +58,7 @@ def check_prefill(device: Any, format: str, most_matrices: float) -> None:
     rows, (F, D) = 512, MATRICES["gate_up"]
     arguments = (
         jax.ShapeDtypeStruct((rows, D), jnp.bfloat16),
-        low_bit.abstract((F, D), format, "bfloat16"),
+        _abstract(device, (F, D), format),
     )
     executable = compiled(linear, device, arguments, ())
     temporary = executable.memory_analysis().temp_size_in_bytes
@@ -71,7 +74,7 @@ def check_experts(device: Any, format: str, rows: int) -> None:
     x_XD = jax.ShapeDtypeStruct((rows, stack[2]), jnp.bfloat16)
     arguments = (
         x_XD,
-        low_bit.abstract(stack, format, "bfloat16"),
+        _abstract(device, stack, format),
         jax.ShapeDtypeStruct((8,), "int32"),
     )
     multiply = functools.partial(grouped_linear, deterministic=False)
@@ -111,6 +114,13 @@ def check_step(target_name: str) -> None:
     print(f"{target_name}: {step.program.launches}, {step.temporary_bytes} bytes of temporaries")
     assert step.temporary_bytes < 32 * MEGABYTE
     assert (step.program.num_conditionals, step.program.num_loops) == (0, 0)
+
+
+def _abstract(device: Any, shape: tuple[int, ...], format: str) -> low_bit.Quantized:
+    """As the device's back end has it."""
+    with topologies.traced_for(device):
+        word = backends.of(target_device()).word
+    return low_bit.abstract(shape, format, "bfloat16", word)
 
 
 def _is_parameter(each: program.Instruction, path: str) -> bool:

@@ -248,7 +248,7 @@ def test_prefill_expands_a_matrix_once(format, most):
 
 
 def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
-    monkeypatch.setattr(Hopper, "low_bit_product", lambda *_: None)
+    monkeypatch.setattr(Hopper, "skinny_product", lambda *_: None)
     with pytest.raises(AssertionError, match="int4 is expanded"):
         low_bit.check_product(programs.device("h200"), "int4", 24, low_bit.MATRICES["qkv"])
 

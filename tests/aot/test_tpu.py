@@ -224,7 +224,7 @@ def test_prefill_expands_a_matrix_once(topology, format, most):
 
 
 def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
-    monkeypatch.setattr(Tpu, "low_bit_product", lambda *_: None)
+    monkeypatch.setattr(Tpu, "skinny_product", lambda *_: None)
     with pytest.raises(AssertionError, match="int4 is expanded"):
         low_bit.check_product(programs.device("v5e:2x2"), "int4", 24, low_bit.MATRICES["qkv"])
 

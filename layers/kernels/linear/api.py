@@ -52,10 +52,12 @@ def placement(
     format that the chosen implementation has no products for.
     """
 
+    word = backends.of(target_device()).word
+
     def convert(info: ParamInfo, values: Values) -> Leaf:
         if _is_quantized(info, config):
             blocks = np.asarray(values).reshape(*info.shape[:-1], -1)
-            return low_bit.of_blocks(blocks, info.format, info.shape[-1], config.model.dtype)
+            return low_bit.of_blocks(blocks, info.format, info.shape[-1], config.model.dtype, word)
         if info.format in packed.BLOCKS:
             return packed.pack_rows(values, info.format, info.shape)
         if (format := device_format(info, target_device().platform)) != info.format:
@@ -115,9 +117,11 @@ def abstract(config: Config, infos: Declared, mesh: jax.sharding.Mesh | None = N
             is_leaf=lambda node: isinstance(node, PartitionSpec),
         )  # fmt: skip
 
+    word = backends.of(target_device()).word
+
     def leaf(info: ParamInfo) -> Leaf | jax.ShapeDtypeStruct:
         if _is_quantized(info, config):
-            return low_bit.abstract(info.shape, info.format, config.model.dtype)
+            return low_bit.abstract(info.shape, info.format, config.model.dtype, word)
         is_block = info.format in packed.BLOCKS
         if is_block or (config.engine.kernels.linear == "ffi_cpu" and info.is_multiplied):
             return packed.abstract(info.shape, info.format)
@@ -128,11 +132,11 @@ def abstract(config: Config, infos: Declared, mesh: jax.sharding.Mesh | None = N
 
 def random_params(config: Config, infos: Declared) -> Params:
     """Draws parameters; on one chip a `Quantized` as such, since rounding takes minutes."""
-    config = config.with_engine(linear=choose(config))
+    config, word = config.with_engine(linear=choose(config)), backends.of(target_device()).word
 
     def draw(info: ParamInfo, key: jax.Array) -> Leaf:
         if config.num_chips == 1 and _is_quantized(info, config):
-            return low_bit.random(key, info.shape, info.format, config.model.dtype)
+            return low_bit.random(key, info.shape, info.format, config.model.dtype, word)
         return parameters.init_leaf(info, key)
 
     return parameters.init(infos, draw=draw)

@@ -2,11 +2,11 @@
 knows.
 
 Eight bits are an element, [F, D] of int8, or of uint8 where they are an e4m3. Fewer lie in planes
-of bits, uint8 [F, D bits / 8], one plane behind the other in a row: int4 has one of four bits, int3
-one of two, the lower ones, and one of one bit. 128 bytes of a row's plane are as many elements as
-they have bits for: byte k has the bits of elements k, k + 128, ... from its lowest on, and so has
-what is left of a row, by less than 128. So whoever takes bytes apart has elements side by side in
-the order of activations. Scales and zero points lie by groups, [G, F], as sums over a group need
+of bits, in words of 8 bits or, for Hopper, of 16: uint8 [F, D bits / 8] or uint16 [F, D bits / 16],
+one plane behind the other in a row: int4 has one of four bits, int3 one of two, the lower ones, and
+one of one bit. 128 bytes of a row's plane are as many elements as they have bits for: of L words,
+word k has the bits of elements k, k + L, ... from its lowest on, and so has what is left of a row,
+by less than L. So whoever takes words apart has elements side by side in the order of activations. Scales and zero points lie by groups, [G, F], as sums over a group need
 them; where 16 rows share scales (`fp8_block`), once for these, [G, F / 16]. A stack [E, F, D], of a
 mixture's experts, has an axis E before these.
 """
@@ -24,9 +24,10 @@ from jax import lax
 from configs.precision import FORMATS, LARGEST_FP8, ROW_FORMATS
 from layers import quantized
 
-LANES = 128  # bytes of a plane, whose bits are so far apart
+LANES = 128  # bytes of a plane, whose words have bits of elements so many words apart
 _LARGEST_INT8 = 127
 _PACKED_ROWS = 1 << 10  # that are taken apart at once
+Word = type[np.uint8] | type[np.uint16]
 
 
 @functools.partial(
@@ -39,7 +40,8 @@ class Quantized:
     """A matrix of shape [F, D], or a stack of them, [E, F, D], in few bits.
 
     Attributes:
-        data: int8 [F, D], or uint8, [F, D] of fp8 and else [F, D bits / 8], planes of bits.
+        data: int8 [F, D], uint8 [F, D] of fp8, and else planes of bits in words of uint8 or uint16,
+            [F, D bits / 8] or [F, D bits / 16].
         scale: float32 [G, F], of fp8_block [G, ceil(F / 16)]; uint8 of mxfp4 and mxfp8, powers of
             two from -127 on, and of nvfp4, e4m3.
         zero: uint8 [G, F] zero points; None: the format is symmetric.
@@ -83,23 +85,31 @@ def sum_of_planes(
     return y_BWF[:, :W]
 
 
+def stack_of(w: Quantized) -> Quantized:
+    """A stack of one matrix."""
+    return dataclasses.replace(jax.tree.map(lambda array: array[None], w), shape=(1, *w.shape))
+
+
 def middle(format: str) -> float:
     """What is stored for 0 where a format is symmetric."""
     is_signed = FORMATS[format].bits == 8 or quantized.is_e2m1(format)
     return 0.0 if is_signed else float(1 << FORMATS[format].bits - 1)
 
 
-def of_blocks(blocks_FX: np.ndarray, format: str, width: int, dtype: str) -> Quantized:
+def of_blocks(
+    blocks_FX: np.ndarray, format: str, width: int, dtype: str, word: Word = np.uint8
+) -> Quantized:
     """Converts blocks uint8 [F, bytes of a row] of a matrix [F, width] (or a stack, [E, F, ...]),
-    as `layers.quantized` packs them; `format` and `dtype` are as in `Quantized`. Raises ValueError
-    for other blocks.
+    as `layers.quantized` packs them; `format` and `dtype` are as in `Quantized`, planes have words
+    of that type. Raises ValueError for other blocks.
     """
     info, shape = FORMATS[format], (*blocks_FX.shape[:-1], width)
     if format not in ROW_FORMATS or blocks_FX.dtype != np.uint8:
         raise ValueError(f"no blocks of {format} in {blocks_FX.dtype}")
     flat, stack = blocks_FX.reshape(-1, blocks_FX.shape[-1]), shape[:-1]
     num_groups = -(-width // info.block_in(width))
-    data = np.empty((len(flat), width * info.bits // 8), _dtype(format))
+    element = _dtype(format, word)
+    data = np.empty((len(flat), _row_elements(format, width, element)), element)
     scale = np.empty((len(flat), num_groups), _scale_dtype(format))
     zero = np.empty((len(flat), num_groups), np.uint8) if info.asymmetric else None
     row = np.empty(len(flat), np.float32) if info.row_bits else None
@@ -108,7 +118,7 @@ def of_blocks(blocks_FX: np.ndarray, format: str, width: int, dtype: str) -> Qua
         groups = quantized.unpack(format, flat[some], width)
         is_whole = info.bits == 8
         data[some] = groups.q_FD.view(data.dtype) if is_whole else _in_planes(
-            groups.q_FD, planes(format)
+            groups.q_FD, planes(format), word
         )  # fmt: skip
         scale[some] = quantized.stored_scales(format, groups.scale_FG)
         if zero is not None and groups.zero_FG is not None:
@@ -135,19 +145,21 @@ def _of_each(scale_FG: np.ndarray, rows: int, count: int) -> np.ndarray:
     return np.repeat(scale_FG, rows, axis=-2)[..., :count, :]
 
 
-def _in_planes(q_FD: np.ndarray, planes: tuple[int, ...]) -> np.ndarray:
-    """Integers as `Quantized.data` has them: uint8 [F, bytes]."""
+def _in_planes(q_FD: np.ndarray, planes: tuple[int, ...], word: Word) -> np.ndarray:
+    """Integers as `Quantized.data` has them: words [F, of a row]."""
     F, shift, columns = len(q_FD), 0, []
+    bits_of_word, lanes = 8 * np.dtype(word).itemsize, LANES // np.dtype(word).itemsize
     for bits in planes:
-        plane_FD, parts = q_FD >> shift & ((1 << bits) - 1), 8 // bits
-        whole = q_FD.shape[1] // (LANES * parts) * LANES * parts
+        plane_FD, parts = q_FD >> shift & ((1 << bits) - 1), bits_of_word // bits
+        whole = q_FD.shape[1] // (lanes * parts) * lanes * parts
         for part_FD, count in (
-            (plane_FD[:, :whole], whole // (LANES * parts)),
+            (plane_FD[:, :whole], whole // (lanes * parts)),
             (plane_FD[:, whole:], 1),
         ):
             part_FCPL = part_FD.reshape(F, count, parts, part_FD.shape[1] // max(1, count * parts))
-            byte_FCL = sum(part_FCPL[:, :, part] << part * bits for part in range(parts))
-            columns.append(np.asarray(byte_FCL, np.uint8).reshape(F, part_FD.shape[1] // parts))
+            part_FCPL = part_FCPL.astype(word)
+            word_FCL = sum(part_FCPL[:, :, part] << part * bits for part in range(parts))
+            columns.append(np.asarray(word_FCL, word).reshape(F, part_FD.shape[1] // parts))
         shift += bits
     return np.concatenate(columns, axis=1)
 
@@ -156,10 +168,13 @@ def _by_group(values_FG: np.ndarray) -> jax.Array:
     return jax.device_put(np.ascontiguousarray(values_FG.swapaxes(-1, -2)))
 
 
-def random(key: jax.Array, shape: tuple[int, ...], format: str, dtype: str) -> Quantized:
+def random(
+    key: jax.Array, shape: tuple[int, ...], format: str, dtype: str, word: Word = np.uint8
+) -> Quantized:
     """Draws a matrix [F, D] (or a stack, [E, F, D]) of elements of about D ** -0.5 in place."""
-    declared, middle = abstract(shape, format, dtype), 1 << FORMATS[format].bits - 1
-    data = jax.random.bits(key, declared.data.shape, jnp.uint8)
+    declared, middle = abstract(shape, format, dtype, word), 1 << FORMATS[format].bits - 1
+    is_whole = FORMATS[format].bits == 8
+    data = jax.random.bits(key, declared.data.shape, jnp.uint8 if is_whole else word)
     if _is_fp8(format):
         data &= 0xBF  # below 2, and no NaN
     size = shape[-1] ** -0.5 / (1 if _is_fp8(format) else middle)
@@ -172,13 +187,15 @@ def random(key: jax.Array, shape: tuple[int, ...], format: str, dtype: str) -> Q
     )  # fmt: skip
 
 
-def abstract(shape: tuple[int, ...], format: str, dtype: str) -> Quantized:
+def abstract(
+    shape: tuple[int, ...], format: str, dtype: str, word: Word = np.uint8
+) -> Quantized:
     """What `of_blocks` makes, without its values."""
-    info, (*rows, D) = FORMATS[format], shape
+    info, (*rows, D), element = FORMATS[format], shape, _dtype(format, word)
     groups = *rows[:-1], -(-D // info.block_in(D)), -(-rows[-1] // info.rows)
     tensor = cast("Callable[..., jax.Array]", jax.ShapeDtypeStruct)
     return Quantized(
-        tensor((*rows, D * info.bits // 8), _dtype(format)),
+        tensor((*rows, _row_elements(format, D, element)), element),
         tensor(groups, _scale_dtype(format)),
         tensor(groups, jnp.uint8) if info.asymmetric else None, format, shape, dtype,
         tensor(tuple(rows), jnp.float32) if info.row_bits else None,
@@ -189,8 +206,15 @@ def _is_fp8(format: str) -> bool:
     return "fp8" in format
 
 
-def _dtype(format: str) -> type[np.integer]:
-    return np.int8 if FORMATS[format].bits == 8 and not _is_fp8(format) else np.uint8
+def _dtype(format: str, word: Word) -> type[np.integer]:
+    if FORMATS[format].bits < 8:
+        return word
+    return np.uint8 if _is_fp8(format) else np.int8
+
+
+def _row_elements(format: str, width: int, dtype: type[np.integer]) -> int:
+    """Of `Quantized.data`."""
+    return width * FORMATS[format].bits // (8 * np.dtype(dtype).itemsize)
 
 
 def _scale_dtype(format: str) -> type[np.generic]:
@@ -267,7 +291,7 @@ def integers(w: Quantized) -> jax.Array:
         return elements(w).astype(jnp.float32).reshape(F, G, -1)
     start, shift, number_FD = 0, 0, jnp.zeros((), jnp.uint8)
     for bits in planes(w.format):
-        stop = start + w.shape[-1] * bits // 8
+        stop = start + w.shape[-1] * bits // (8 * w.data.dtype.itemsize)
         number_FD |= _of_plane(w.data[:, start:stop], bits) << shift
         start, shift = stop, shift + bits
     number_FGX = number_FD.reshape(F, G, -1)
@@ -276,15 +300,16 @@ def integers(w: Quantized) -> jax.Array:
     return number_FGX.astype(jnp.float32) - (middle(w.format) if w.zero is None else 0)
 
 
-def _of_plane(byte_FX: jax.Array, bits: int) -> jax.Array:
+def _of_plane(word_FX: jax.Array, bits: int) -> jax.Array:
     """Integers of so many bits, uint8 [F, D]."""
-    F, X = byte_FX.shape
-    whole, columns = X // LANES * LANES, []
-    for part_FX, lanes in ((byte_FX[:, :whole], LANES), (byte_FX[:, whole:], X - whole)):
+    (F, X), columns, size = word_FX.shape, [], word_FX.dtype.itemsize
+    lanes = LANES // size
+    whole = X // lanes * lanes
+    for part_FX, width in ((word_FX[:, :whole], lanes), (word_FX[:, whole:], X - whole)):
         if part_FX.shape[1]:
-            part_FCL = part_FX.reshape(F, -1, lanes)
-            parts = [part_FCL >> n & ((1 << bits) - 1) for n in range(0, 8, bits)]
-            columns.append(jnp.stack(parts, axis=2).reshape(F, -1))
+            part_FCL = part_FX.reshape(F, -1, width)
+            parts = [part_FCL >> n & ((1 << bits) - 1) for n in range(0, 8 * size, bits)]
+            columns.append(jnp.stack(parts, axis=2).reshape(F, -1).astype(jnp.uint8))
     return jnp.concatenate(columns, axis=1)
 
 

@@ -31,21 +31,20 @@ def product(x_TD: jax.Array, w: Quantized) -> jax.Array:
     """
     if x_TD.ndim != 2 or len(w.shape) != 2 or x_TD.shape[1] != w.shape[1]:
         raise ValueError(f"{x_TD.shape} does not go with a matrix of {w.shape}")
-    if kernel := backends.current().low_bit_product(x_TD.shape[0], w):
-        stack = dataclasses.replace(jax.tree.map(lambda a: a[None], w), shape=(1, *w.shape))
-        return kernel(x_TD[None], stack, jnp.zeros(1, jnp.int32))[0]
+    if kernel := backends.current().skinny_product(x_TD.shape[0], w):
+        return kernel(x_TD[None], w, None)[0]
     return _by_xla(x_TD, w)
 
 
 def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
     """Blocks of rows, each with one matrix of a stack [E, F, D]: float32 [B, W, F]; `matrix_B`
-    (i32) of E is none, and that block arbitrary. Raises ValueError if x has other columns than w,
+    (i32) of E is none, of the last blocks only, and these are arbitrary. Raises ValueError if x has other columns than w,
     or w is no stack.
     """
     if x_BWD.ndim != 3 or len(w.shape) != 3 or x_BWD.shape[2] != w.shape[2]:
         raise ValueError(f"{x_BWD.shape} does not go with a stack of {w.shape}")
     backend = backends.current()
-    if kernel := backend.low_bit_product(x_BWD.shape[1], w):
+    if kernel := backend.skinny_product(x_BWD.shape[1], w):
         return kernel(x_BWD, w, matrix_B)
     E, F, _ = w.shape
 

@@ -47,9 +47,11 @@ def can_multiply(num_rows: int, w: Quantized) -> bool:
 
 
 def products(
-    x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array, interpret: bool = False
+    x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array | None, interpret: bool = False
 ) -> jax.Array:
-    """`low_bit_product.products`, of rows that `can_multiply` allows."""
+    """`Backend.skinny_product`'s, of rows that `can_multiply` allows."""
+    if matrix_B is None:
+        w, matrix_B = low_bit.stack_of(w), jnp.zeros(1, jnp.int32)
 
     def product(x_BWD: jax.Array, bits: int, shift: int) -> jax.Array:
         return _plane(x_BWD, w, matrix_B, bits, shift, interpret)

@@ -27,7 +27,7 @@ WEIGHT_ONLY = [name for name in quantized.OURS if FORMATS[name].activations is N
 ROUNDING = [name for name in quantized.OURS if FORMATS[name].activations is not None]
 
 
-def drawn(format, *shape, seed=0, dtype="float32"):
+def drawn(format, *shape, seed=0, dtype="float32", word=np.uint8):
     """Random blocks as an array of few bits, and their numbers."""
     *rows, width = shape
     if format in PUBLISHED:
@@ -37,7 +37,7 @@ def drawn(format, *shape, seed=0, dtype="float32"):
         blocks = quantized.quantize(format, values.reshape(-1, width))
         numbers = quantized.dequantize(format, blocks, width)
     return (
-        low_bit.of_blocks(blocks.reshape(*rows, -1), format, width, dtype),
+        low_bit.of_blocks(blocks.reshape(*rows, -1), format, width, dtype, word),
         numbers.reshape(shape).astype(np.float64),
     )
 

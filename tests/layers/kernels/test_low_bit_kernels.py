@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no public name in 0.10
 
-from layers.kernels.linear import low_bit, low_bit_gpu, low_bit_product, low_bit_tpu
+from layers.kernels.device import Device
+from layers.kernels.linear import low_bit, low_bit_product, low_bit_tpu, skinny_gpu
 from tests import compiling
 from tests.accelerators import written_for
 from tests.interpreted import threads_are_compiled_once  # noqa: F401
@@ -24,26 +25,39 @@ _CASES = [
     pytest.param(("int4_g64", 33, 130, 768), marks=pytest.mark.long),
 ]  # fmt: skip
 _GPU_CASES = [  # of whole tiles
-    ("int4", 1, 64, 256), ("int4_asym_g32", 7, 128, 256), ("int3_asym_g64", 16, 64, 1024),
+    ("bfloat16", 3, 128, 192), ("int8", 5, 64, 256), ("fp8", 9, 128, 128), ("int4", 1, 192, 768), ("int4_asym_g32", 7, 128, 256), ("int3_asym_g64", 16, 64, 1024),
     ("mxfp4", 3, 64, 256), ("fp8_block", 9, 128, 384), ("mxfp8", 3, 64, 256), ("nvfp4", 3, 64, 256),
     pytest.param(("int3", 5, 128, 1024), marks=pytest.mark.long),
     pytest.param(("int4_asym_g64", 33, 64, 768), marks=pytest.mark.long),
 ]  # fmt: skip
+_H200 = Device("gpu", "NVIDIA H200", num_cores=132)
 _ON_TPU = compiling.jit(functools.partial(low_bit_tpu.products, interpret=True))
 _INTERPRETER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))
-_ON_GPU = compiling.jit(functools.partial(low_bit_gpu.products, interpret=_INTERPRETER))
+_ON_GPU = compiling.jit(functools.partial(skinny_gpu.products, interpret=_INTERPRETER))
 
 
-def _check(multiply, case, dtype):
+@pytest.fixture(autouse=True)
+def _target_is_a_gpu(monkeypatch):
+    monkeypatch.setattr(skinny_gpu, "target_device", lambda: _H200)
+
+
+def _drawn(format, *shape, dtype, word=np.uint8):
+    if format != "bfloat16":
+        return drawn(format, *shape, dtype=dtype, word=word)
+    w = jnp.asarray(tokens(*shape, seed=0), jnp.bfloat16)
+    return w, np.asarray(w, np.float64)
+
+
+def _check(multiply, case, dtype, word=np.uint8):
     """A block of no matrix is skipped."""
     format, T, F, D = case
-    w, numbers = drawn(format, 2, F, D, dtype=dtype)
-    x_BTD, matrix_B = tokens(3, T, D), jnp.array([1, 2, 0], jnp.int32)
+    w, numbers = _drawn(format, 2, F, D, dtype=dtype, word=word)
+    x_BTD, matrix_B = tokens(3, T, D), jnp.array([1, 0, 2], jnp.int32)
     found = multiply(x_BTD, w, matrix_B)
     chex.assert_shape(found, (3, T, F))
     chex.assert_type(found, jnp.float32)
     x_BTD = np.asarray(jnp.asarray(x_BTD, dtype), np.float64)
-    for b, e in ((0, 1), (2, 0)):
+    for b, e in ((0, 1), (1, 0)):
         size = np.abs(x_BTD[b]) @ np.abs(numbers[e]).T
         error = np.abs(found[b] - x_BTD[b] @ numbers[e].T)
         assert (error < 2e-7 * size).all()
@@ -71,21 +85,23 @@ def test_a_tpu_expands_a_matrix_as_xla_would(format, F, D):
 @pytest.mark.quick_code
 @pytest.mark.parametrize("case", _GPU_CASES, ids=str)
 def test_a_gpus_kernel_is_exact_up_to_its_sums(case):
-    assert low_bit_gpu.can_multiply(case[1], low_bit.abstract((2, *case[2:]), case[0], "bfloat16"))
-    _check(_ON_GPU, case, "bfloat16")
+    """Blocks share the steps of a tile, and their parts are summed."""
+    _check(_ON_GPU, case, "bfloat16", np.uint16)
 
 
 @pytest.mark.quick_code
-def test_blocks_of_a_gpu_share_rows_of_the_matrix(monkeypatch):
-    """As many as there are steps, of a device with many cores."""
-    monkeypatch.setattr(low_bit_gpu, "_BLOCKS_A_CORE", 132)
-    _check(_ON_GPU, ("int4_asym", 9, 64, 768), "bfloat16")
+def test_a_cluster_of_a_gpu_has_several_tiles(monkeypatch):
+    """Three or two, on a device with room for two clusters of two."""
+    monkeypatch.setattr(skinny_gpu, "target_device", lambda: _H200._replace(num_cores=2))
+    _check(_ON_GPU, ("int4_asym", 9, 640, 512), "bfloat16", np.uint16)
 
 
-@pytest.mark.parametrize("multiply", [_ON_TPU, _ON_GPU], ids=["tpu", "gpu"])
+@pytest.mark.parametrize(
+    "multiply, word", [(_ON_TPU, np.uint8), (_ON_GPU, np.uint16)], ids=["tpu", "gpu"]
+)
 @pytest.mark.parametrize("format", ["int4_asym"])
-def test_a_row_has_the_same_bits_in_any_company(format, multiply):
-    w, _ = drawn(format, 1, 64, 512, dtype="bfloat16")
+def test_a_row_has_the_same_bits_in_any_company(format, multiply, word):
+    w, _ = drawn(format, 1, 64, 512, dtype="bfloat16", word=word)
     x_TD = tokens(40, 512)
 
     def run(x_TD):
@@ -97,14 +113,17 @@ def test_a_row_has_the_same_bits_in_any_company(format, multiply):
 
 
 def test_what_kernels_leave_to_xla():
-    """Many rows, rows of the matrix that are no whole lanes, and eight bits."""
+    """Many rows, rows of the matrix that are no whole words' elements, and what is rounded."""
     for rows, format, D in (
-        (129, "int4", 4096), (1, "int4_g32", 576), (1, "int8", 4096), (128, "int3_g32", 4096),
-        (1, "int3", 512),
+        (129, "int4", 4096), (1, "int4_g32", 576), (128, "int3_g32", 4096), (1, "int3", 512),
+        (1, "w8a8", 4096),
     ):  # fmt: skip
         w = low_bit.abstract((1, 256, D), format, "bfloat16")
         assert not low_bit_tpu.can_multiply(rows, w)
-        assert not low_bit_gpu.can_multiply(rows, w)
+        w = low_bit.abstract((1, 256, D), format, "bfloat16", np.uint16)
+        assert not skinny_gpu.can_multiply(rows, w)
+    assert not skinny_gpu.can_multiply(1, low_bit.abstract((64, 256), "int4", "bfloat16"))
+    assert not skinny_gpu.can_multiply(1, low_bit.abstract((64, 256), "int8", "float32"))
 
 
 @pytest.mark.parametrize("format", ["fp8", "w8a8", "w8a8_fp8", "int4_asym_g64", "int3"])
