@@ -69,12 +69,14 @@ class _OfArray(Operations):
     def product(self, x_TD: jax.Array) -> jax.Array:
         rows, backend = x_TD.shape[0], backends.current()
         if kernel := backend.skinny_product(rows, self.array):
-            differentiable = jax.custom_jvp(lambda x_TD, w_FD: kernel(x_TD[None], w_FD, None)[0])
-            differentiable.defjvp(lambda primals, tangents: jax.jvp(_product, primals, tangents))
-            return differentiable(x_TD, self.array)
+            return kernel(x_TD[None], self.array, None)[0]
         if (missing := backend.least_rows - rows) > 0:
             x_TD = jnp.pad(x_TD, ((0, missing), (0, 0)))
-        return _product(x_TD, self.array)[:rows]
+        y_TF = jax.lax.dot_general(
+            x_TD.astype(self.array.dtype), self.array, (((1,), (1,)), ((), ())),
+            precision=_precision(self.array), preferred_element_type=jnp.float32,
+        )  # fmt: skip
+        return y_TF[:rows]
 
     def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
         x_XD, backend = x_XD.astype(self.array.dtype), backends.current()
@@ -220,14 +222,6 @@ _OPERATIONS: dict[type, Callable[[Any], Operations]] = {
     tuple: _OfParts,
     dict: _WithOutliers,
 }
-
-
-def _product(x_TD: jax.Array, w_FD: jax.Array) -> jax.Array:
-    """x w^T by XLA: float32 [T, F]."""
-    return jax.lax.dot_general(
-        x_TD.astype(w_FD.dtype), w_FD, (((1,), (1,)), ((), ())), precision=_precision(w_FD),
-        preferred_element_type=jnp.float32,
-    )  # fmt: skip
 
 
 def _batched(x_XWD: jax.Array, w_XFD: jax.Array) -> jax.Array:

@@ -56,7 +56,8 @@ class Executables:
         are donated. On a mesh cache and slots are a chip's own. `files` saves compilations.
         """
         self._config, self._attention, self._mesh = config, attention, mesh
-        self._backend = backend
+        # Weights are arguments of what is compiled here, and nothing of it writes them.
+        self._backend = dataclasses.replace(backend, prefetches_weights=True)
         state = meshes.spread(mesh, abstract((cache, slots)), (EVERY_CHIP, EACH_GROUP))
         self._arguments = abstract(params), *state
         self._files = files

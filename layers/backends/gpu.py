@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,20 @@ class Hopper(Gpu):
         if not skinny_gpu.can_multiply(num_rows, w):
             return None
         return functools.partial(skinny_gpu.products, prefetch=self.prefetches_weights)
+
+    def gated_product(
+        self, x_TD: jax.Array, w: Any, activation: str, dtype: str
+    ) -> jax.Array | None:
+        from layers.kernels.linear import skinny_gpu
+
+        is_matrix = isinstance(w, jax.Array | Quantized) and len(w.shape) == 2
+        if not is_matrix or activation not in skinny_gpu.GATES:
+            return None
+        if not skinny_gpu.can_gate(x_TD.shape[0], w):
+            return None
+        return skinny_gpu.gated_products(
+            x_TD[None], w, None, activation, dtype, prefetch=self.prefetches_weights
+        )[0]
 
     def grouped_product(self, w_EFD: jax.Array) -> Kernel | None:
         is_half = w_EFD.dtype in (jnp.bfloat16, jnp.float16)

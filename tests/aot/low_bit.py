@@ -41,8 +41,9 @@ def check_product(device: Any, format: str, rows: int, shape: tuple[int, int]) -
     x_TD = jax.ShapeDtypeStruct((rows, shape[1]), jnp.bfloat16)
     executable = compiled(linear, device, (x_TD, w), ())
     found = list(program.instructions(executable.as_text()))
-    (data,) = (each.name for each in found if each.op_name == "w_FD.data")
-    readers = _check_read_once(found, data, format, math.prod(shape))
+    (data,) = (each.name for each in found if _is_argument(each, "w_FD.data"))
+    planes = low_bit.planes(format) if device.platform == "tpu" else (None,)
+    readers = _check_read_once(found, data, format, math.prod(shape), len(planes))
     memory, num_bytes = executable.memory_analysis(), FORMATS[format].bytes_for(*_row(shape))
     arguments = num_bytes + rows * shape[1] * 2
     print(f"{format} {shape}: {readers}, {memory.temp_size_in_bytes} bytes of temporaries")
@@ -80,9 +81,9 @@ def check_experts(device: Any, format: str, rows: int) -> None:
     multiply = functools.partial(grouped_linear, deterministic=False)
     executable = compiled(multiply, device, arguments, ())
     found = list(program.instructions(executable.as_text()))
-    (data,) = (each.name for each in found if each.op_name == "w_EFD.data")
+    (data,) = (each.name for each in found if _is_argument(each, "w_EFD.data"))
     _check_read_once(found, data, format, math.prod(stack[1:]))
-    assert executable.memory_analysis().temp_size_in_bytes < 48 * MEGABYTE
+    assert executable.memory_analysis().temp_size_in_bytes < 56 * MEGABYTE
 
 
 def check_step(target_name: str) -> None:
@@ -123,6 +124,10 @@ def _abstract(device: Any, shape: tuple[int, ...], format: str) -> low_bit.Quant
     return low_bit.abstract(shape, format, "bfloat16", word)
 
 
+def _is_argument(each: program.Instruction, name: str) -> bool:
+    return each.opcode == "parameter" and each.op_name == name
+
+
 def _is_parameter(each: program.Instruction, path: str) -> bool:
     own = re.sub(r"[^\w.]+", "/", each.op_name)
     return each.opcode == "parameter" and own == f"params/{path}/.data"
@@ -133,7 +138,7 @@ def _row(shape: tuple[int, int]) -> tuple[int, int]:
 
 
 def _check_read_once(
-    found: list[program.Instruction], data: str, format: str, elements: int
+    found: list[program.Instruction], data: str, format: str, elements: int, num_readers: int = 1
 ) -> list[str]:
     """Who reads a matrix's bytes. Nothing else has as many elements as a quarter of it."""
     held, readers = {data}, []
@@ -148,7 +153,7 @@ def _check_read_once(
             assert sum(name in held for name in operands) == 1
             sizes = [_elements(array) for array in re.findall(r"\w+\[([\d,]+)\]", each.shape)]
             assert max(sizes) < elements / 4, f"{format} is expanded: {each.text[:200]}"
-    assert len(readers) == len(low_bit.planes(format)), [each.name for each in readers]
+    assert len(readers) == num_readers, [each.name for each in readers]
     return [each.name for each in readers]
 
 

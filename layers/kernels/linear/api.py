@@ -51,7 +51,6 @@ def placement(
     each reads its own chips' parts of the values only. That raises InputError for blocks of a
     format that the chosen implementation has no products for.
     """
-
     word = backends.of(target_device()).word
 
     def convert(info: ParamInfo, values: Values) -> Leaf:

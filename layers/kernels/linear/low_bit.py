@@ -6,9 +6,10 @@ of bits, in words of 8 bits or, for Hopper, of 16: uint8 [F, D bits / 8] or uint
 one plane behind the other in a row: int4 has one of four bits, int3 one of two, the lower ones, and
 one of one bit. 128 bytes of a row's plane are as many elements as they have bits for: of L words,
 word k has the bits of elements k, k + L, ... from its lowest on, and so has what is left of a row,
-by less than L. So whoever takes words apart has elements side by side in the order of activations. Scales and zero points lie by groups, [G, F], as sums over a group need
-them; where 16 rows share scales (`fp8_block`), once for these, [G, F / 16]. A stack [E, F, D], of a
-mixture's experts, has an axis E before these.
+by less than L. So whoever takes words apart has elements side by side in the order of activations.
+Scales and zero points lie by groups, [G, F], as sums over a group need them; where 16 rows share
+scales (`fp8_block`), once for these, [G, F / 16]. A stack [E, F, D], of a mixture's experts, has an
+axis E before these.
 """
 
 import dataclasses
@@ -187,9 +188,7 @@ def random(
     )  # fmt: skip
 
 
-def abstract(
-    shape: tuple[int, ...], format: str, dtype: str, word: Word = np.uint8
-) -> Quantized:
+def abstract(shape: tuple[int, ...], format: str, dtype: str, word: Word = np.uint8) -> Quantized:
     """What `of_blocks` makes, without its values."""
     info, (*rows, D), element = FORMATS[format], shape, _dtype(format, word)
     groups = *rows[:-1], -(-D // info.block_in(D)), -(-rows[-1] // info.rows)

@@ -38,8 +38,8 @@ def product(x_TD: jax.Array, w: Quantized) -> jax.Array:
 
 def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
     """Blocks of rows, each with one matrix of a stack [E, F, D]: float32 [B, W, F]; `matrix_B`
-    (i32) of E is none, of the last blocks only, and these are arbitrary. Raises ValueError if x has other columns than w,
-    or w is no stack.
+    (i32) of E is none, of the last blocks only, and these are arbitrary. Raises ValueError if x has
+    other columns than w, or w is no stack.
     """
     if x_BWD.ndim != 3 or len(w.shape) != 3 or x_BWD.shape[2] != w.shape[2]:
         raise ValueError(f"{x_BWD.shape} does not go with a stack of {w.shape}")

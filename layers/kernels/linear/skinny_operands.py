@@ -10,7 +10,7 @@ place of bfloat16's own is that float times a power of two, subnormals included.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from jaxlib.mlir.dialects import llvm
 from configs.precision import FORMATS
 from layers import quantized
 from layers.kernels.linear import low_bit
+from layers.kernels.linear.low_bit import Quantized
 
 PART = 64  # rows and columns
 ROW_BYTES = 128  # of a box, at least
@@ -40,12 +41,10 @@ class Plane(NamedTuple):
     Attributes:
         first: element of the row's data where they begin.
         size: elements of the data that a step reads.
-        bits: of each of the matrix's elements.
     """
 
     first: int
     size: int
-    bits: int
 
 
 class Operands(NamedTuple):
@@ -65,17 +64,18 @@ class Operands(NamedTuple):
     bias: int = 0
 
 
-def of(format: str, width: int, has_zeros: bool) -> Operands:
-    """How a format's rows of `width` elements are read; with zero points the bias stays."""
-    if format == "bfloat16":
-        return Operands(ROW_BYTES // 2, (Plane(0, ROW_BYTES // 2, _WORD),), None)
+def of(w: jax.Array | Quantized) -> Operands:
+    """How (a matrix of) w is read; with zero points the bias stays."""
+    if not isinstance(w, Quantized):
+        return Operands(ROW_BYTES // 2, (Plane(0, ROW_BYTES // 2),), None)
+    format, width, has_zeros = w.format, w.shape[-1], w.zero is not None
     bits = low_bit.planes(format)
     if bits == (8,):
-        part = _of_e4m3 if "fp8" in format else _of_int8
-        return Operands(ROW_BYTES, (Plane(0, ROW_BYTES, 8),), part)
+        of_bytes = _of_e4m3 if "fp8" in format else _of_int8
+        return Operands(ROW_BYTES, (Plane(0, ROW_BYTES),), of_bytes)
     step, planes, shift = PART * _WORD // min(bits), [], 0
     for plane_bits in bits:
-        planes.append(Plane(width * shift // _WORD, step * plane_bits // _WORD, plane_bits))
+        planes.append(Plane(width * shift // _WORD, step * plane_bits // _WORD))
         shift += plane_bits
     if quantized.is_e2m1(format):
         return Operands(step, tuple(planes), _of_e2m1)
@@ -184,7 +184,7 @@ def _inline(arrays: Sequence[jax.Array], lines: Sequence[str]) -> jax.Array:
         registers = np.empty_like(fragments[0].registers)
         for at in np.ndindex(registers.shape):
             inputs = [_as_i32(fragment.registers[at], i32) for fragment in fragments]
-            output = llvm.inline_asm(i32, inputs, asm, ",".join(["=r"] + ["r"] * len(inputs)))
+            output: Any = llvm.inline_asm(i32, inputs, asm, ",".join(["=r"] + ["r"] * len(inputs)))
             registers[at] = mgpu.utils.bitcast(output, pair)
         return mgpu.FragmentedArray(
             _registers=registers, _layout=fragments[0].layout, _is_signed=None
@@ -193,7 +193,7 @@ def _inline(arrays: Sequence[jax.Array], lines: Sequence[str]) -> jax.Array:
     return converted(*arrays)
 
 
-def _as_i32(register: ir.Value, i32: ir.Type) -> ir.Value:
+def _as_i32(register: Any, i32: ir.Type) -> Any:
     """Two elements in the lower bits."""
     if mgpu.utils.bitwidth(register.type) == 32:
         return mgpu.utils.bitcast(register, i32)

@@ -11,6 +11,7 @@ from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no
 
 from layers.kernels.device import Device
 from layers.kernels.linear import low_bit, low_bit_product, low_bit_tpu, skinny_gpu
+from layers.linear import linear
 from tests import compiling
 from tests.accelerators import written_for
 from tests.interpreted import threads_are_compiled_once  # noqa: F401
@@ -25,14 +26,19 @@ _CASES = [
     pytest.param(("int4_g64", 33, 130, 768), marks=pytest.mark.long),
 ]  # fmt: skip
 _GPU_CASES = [  # of whole tiles
-    ("bfloat16", 3, 128, 192), ("int8", 5, 64, 256), ("fp8", 9, 128, 128), ("int4", 1, 192, 768), ("int4_asym_g32", 7, 128, 256), ("int3_asym_g64", 16, 64, 1024),
-    ("mxfp4", 3, 64, 256), ("fp8_block", 9, 128, 384), ("mxfp8", 3, 64, 256), ("nvfp4", 3, 64, 256),
+    ("bfloat16", 3, 128, 192), ("int8", 5, 64, 256), ("fp8", 9, 128, 128), ("int4", 1, 192, 768),
+    ("int4_asym_g32", 7, 128, 256), ("int3_asym_g64", 16, 64, 1024), ("mxfp4", 3, 64, 256),
+    ("fp8_block", 9, 128, 384), ("mxfp8", 3, 64, 256), ("nvfp4", 3, 64, 256),
     pytest.param(("int3", 5, 128, 1024), marks=pytest.mark.long),
     pytest.param(("int4_asym_g64", 33, 64, 768), marks=pytest.mark.long),
 ]  # fmt: skip
 _H200 = Device("gpu", "NVIDIA H200", num_cores=132)
 _ON_TPU = compiling.jit(functools.partial(low_bit_tpu.products, interpret=True))
 _INTERPRETER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))
+_GATED = compiling.jit(
+    functools.partial(skinny_gpu.gated_products, interpret=_INTERPRETER),
+    static_argnames=("activation", "dtype"),
+)
 _ON_GPU = compiling.jit(functools.partial(skinny_gpu.products, interpret=_INTERPRETER))
 
 
@@ -87,6 +93,38 @@ def test_a_tpu_expands_a_matrix_as_xla_would(format, F, D):
 def test_a_gpus_kernel_is_exact_up_to_its_sums(case):
     """Blocks share the steps of a tile, and their parts are summed."""
     _check(_ON_GPU, case, "bfloat16", np.uint16)
+
+
+@pytest.mark.quick_code
+@pytest.mark.parametrize("activation, format", [("silu", "int4"), ("gelu_tanh", "bfloat16")])
+def test_a_gate_is_applied_to_sums(activation, format):
+    """Of the same features of both halves, by blocks that share the steps."""
+    w, numbers = _drawn(format, 256, 512, dtype="bfloat16", word=np.uint16)
+    x_TD = tokens(5, 512) / 16
+    found = _GATED(x_TD[None], w, None, activation=activation, dtype="float32")[0]
+    chex.assert_shape(found, (5, 128))
+    x_TD = np.asarray(jnp.asarray(x_TD, jnp.bfloat16), np.float64)
+    gate_TF, up_TF = np.split(x_TD @ numbers.T, 2, axis=1)
+    expected = np.asarray(skinny_gpu.GATES[activation](gate_TF)) * up_TF
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.quick_code
+def test_derivatives_of_arrays_are_xlas():
+    w_FD, x_TD = jnp.asarray(tokens(128, 64, seed=0), jnp.bfloat16), jnp.asarray(tokens(3, 64))
+
+    def loss(multiply, x_TD, w_FD):
+        return jnp.square(multiply(x_TD, w_FD)).sum()
+
+    def multiply(x_TD, w_FD):
+        return skinny_gpu.products(x_TD[None], w_FD, None, interpret=_INTERPRETER)[0]
+
+    found = jax.grad(functools.partial(loss, multiply), (0, 1))(x_TD, w_FD)
+    expected = jax.grad(functools.partial(loss, linear), (0, 1))(x_TD, w_FD)
+    for of_kernel, of_xla in zip(found, expected, strict=True):
+        np.testing.assert_allclose(
+            np.asarray(of_kernel, np.float32), np.asarray(of_xla, np.float32), rtol=2e-2, atol=0.5
+        )
 
 
 @pytest.mark.quick_code
