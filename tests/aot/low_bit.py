@@ -52,6 +52,27 @@ def check_product(device: Any, format: str, rows: int, shape: tuple[int, int]) -
     assert memory.temp_size_in_bytes <= 8 * rows * shape[0] * 4 + MEGABYTE
 
 
+def check_weights_are_arguments(step: Any) -> int:
+    """Products on Hopper read weights while the launches before them run, so each reads what the
+    step is given and no launch of it writes; how many products there are.
+    """
+    found = {each.name: each for each in program.instructions(step.as_text())}
+    count = 0
+    for each in found.values():
+        if "skinny_product" not in each.op_name or each.opcode != "custom-call":
+            continue
+        count += 1
+        operands = each.text.partition("custom-call(")[2].partition(")")[0]
+        _, *weights = re.findall(r"%([\w.-]+)", operands)
+        for name in weights:
+            while found[name].opcode in _SAME:
+                (name,) = re.findall(r"%([\w.-]+)", found[name].text.partition(" = ")[2])
+            assert found[name].opcode == "parameter", (
+                f"{each.op_name} reads {found[name].text[:200]}"
+            )
+    return count
+
+
 def check_prefill(device: Any, format: str, most_matrices: float) -> None:
     """A product of many rows: what is written beside its sums is little more than the matrix in
     bfloat16, or so many of them.
@@ -106,7 +127,10 @@ def check_step(target_name: str) -> None:
     assert abs(step.program.argument_bytes["params"] - params.num_bytes(model.parameters())) <= (
         2 * norms  # which a TPU keeps in float32
     )
-    found = list(program.instructions(absent.compiled(shape).as_text()))
+    executable = absent.compiled(shape)
+    if target.platform == "gpu":
+        assert check_weights_are_arguments(executable) == 5  # a layer's and the head's
+    found = list(program.instructions(executable.as_text()))
     for path in formats:
         if path == "embed/table":  # some rows
             continue

@@ -14,7 +14,6 @@ written, behind `griddepcontrol.wait`. Weights that nothing writes are fetched b
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ from layers.kernels.linear.skinny_operands import PART, ROW_BYTES, Operands
 
 Gate = Callable[[jax.Array], jax.Array]
 Cursor = tuple[jax.Array, jax.Array]  # a tile and a step of it
+_GROUPS_AHEAD = 8  # whose scales are read
 _COLUMNS_TOGETHER = 32  # of products at a time, for which there are registers
 _Sums = tuple[jax.Array, ...]  # float32 [64, W] of each tile
 
@@ -246,22 +246,38 @@ class Block:
     def _with_step(self, buffers: dict[str, Any], stage: jax.Array, sums: _Sums) -> _Sums:
         """The sums with a step's products."""
         halves, x_smem, groups = range(self.plan.tiles), buffers["x"].at[stage], self.groups
-        data = [self._boxes(buffers, stage, half) for half in halves]
+        boxes: dict[tuple[int, int, int], jax.Array] = {}
 
-        def operand(half: int, zero_F: jax.Array | None, index: int) -> Any:
-            """Of 64 columns."""
+        def tile(half: int, pieces: list[_Piece], zero_F: jax.Array | None) -> Callable[[int], Any]:
+            """What makes the operand of 64 columns."""
             if self.operands.part is None:
-                return buffers["plane0"].at[stage, half, :, pl.ds(index * PART, PART)]
-            part_FK = self.operands.part(data[half], index, self.interpret)
-            return part_FK if zero_F is None else part_FK - _spread(zero_F, part_FK)
+                return lambda number: buffers["plane0"].at[
+                    stage, half, :, pl.ds(number * PART, PART)
+                ]
+            for piece in pieces:
+                self._read_boxes(buffers, stage, half, piece.number, boxes)
+
+            def operand(number: int) -> jax.Array:
+                planes = enumerate(self.operands.planes)
+                own = [boxes[half, n, number * PART // plane.columns] for n, plane in planes]
+                assert self.operands.part is not None
+                part_FK = self.operands.part(own, number, self.interpret)
+                return part_FK if zero_F is None else part_FK - _spread(zero_F, part_FK)
+
+            return operand
 
         if groups is None:
-            tiles = [functools.partial(operand, half, None) for half in halves]
-            return self._products(tiles, _pieces(slice(0, self.operands.step)), x_smem, sums)
+            pieces = _pieces(slice(0, self.operands.step))
+            return self._products(
+                [tile(half, pieces, None) for half in halves], pieces, x_smem, sums
+            )
         for group in range(groups.of_step):
-            zeros = [self._zeros(buffers, stage, half, group) for half in halves]
-            tiles = [functools.partial(operand, half, zeros[half]) for half in halves]
+            if group and group % _GROUPS_AHEAD == 0:
+                plgpu.commit_smem()  # no later scales are read before: there are no registers
             pieces = _pieces(slice(group * groups.size, (group + 1) * groups.size))
+            tiles = [
+                tile(half, pieces, self._zeros(buffers, stage, half, group)) for half in halves
+            ]
             together = self.plan.tiles if self.plan.columns <= _COLUMNS_TOGETHER else 1
             group_sums: _Sums = ()
             for at in range(0, self.plan.tiles, together):
@@ -273,17 +289,18 @@ class Block:
             )
         return sums
 
-    def _boxes(self, buffers: dict[str, Any], stage: jax.Array, half: int) -> list[list[jax.Array]]:
-        """A step of a tile in registers, of each plane in boxes of 128 bytes, if it is needed."""
-        boxes: list[list[jax.Array]] = []
-        if self.operands.part is None:
-            return boxes
+    def _read_boxes(
+        self, buffers: dict[str, Any], stage: jax.Array, half: int, number: int,
+        boxes: dict[tuple[int, int, int], jax.Array],
+    ) -> None:  # fmt: skip
+        """Reads into registers what has bits of a step's 64 columns, unless it is there: by tile,
+        plane and number of 128 bytes.
+        """
         for n, plane in enumerate(self.operands.planes):
-            smem = buffers[f"plane{n}"]
-            width = ROW_BYTES // smem.dtype.itemsize
-            starts = range(0, plane.size, width)
-            boxes.append([smem[stage, half, :, at : at + width] for at in starts])
-        return boxes
+            key, smem = (half, n, number * PART // plane.columns), buffers[f"plane{n}"]
+            if key not in boxes:
+                width = ROW_BYTES // smem.dtype.itemsize
+                boxes[key] = smem[stage, half, :, key[-1] * width : (key[-1] + 1) * width]
 
     def _zeros(
         self, buffers: dict[str, Any], stage: jax.Array, half: int, group: int

@@ -46,14 +46,14 @@ _STEPS_OF_SUM = 2  # about as long as these a cluster takes to sum a tile
 def can_multiply(num_rows: int, w: jax.Array | Quantized) -> bool:
     """Whether the kernel multiplies such rows with (a matrix of) w."""
     *_, F, D = w.shape
-    if str(w.dtype) != "bfloat16" or num_rows > _MOST_ROWS or F % PART:
+    if str(w.dtype) != "bfloat16" or F % PART:
         return False
     if isinstance(w, Quantized):
         info = FORMATS[w.format]
         if info.activations is not None or (info.bits < 8 and w.data.dtype != jnp.uint16):
             return False
-    operands = skinny_operands.of(w)
-    return D % operands.step == 0 and _stages(num_rows, _tiles(num_rows, w), w) >= 2
+    fits = _columns(num_rows) <= _most_rows(w) and _stages(num_rows, _tiles(num_rows, w), w) >= 2
+    return fits and D % skinny_operands.of(w).step == 0
 
 
 def can_gate(num_rows: int, w: jax.Array | Quantized) -> bool:
@@ -217,13 +217,28 @@ def _plan(num_blocks: int, num_rows: int, w: jax.Array | Quantized, is_gated: bo
     )  # fmt: skip
 
 
+def _most_rows(w: jax.Array | Quantized) -> int:
+    """For which no registers are spilled."""
+    operands, groups = skinny_operands.of(w), _groups(w)
+    if groups is None:
+        return _MOST_ROWS
+    if len(operands.planes) > 1:
+        return {32: 8, 64: 16}.get(groups.size, 32)
+    return _MOST_ROWS if groups.size >= PART else 48
+
+
 def _columns(num_rows: int) -> int:
     return -(-num_rows // _ROW_TILE) * _ROW_TILE
 
 
 def _tiles(num_rows: int, w: jax.Array | Quantized) -> int:
-    """Of a block: two, but one where the registers of two are too few."""
-    return 2 if w.shape[-2] // PART % 2 == 0 else 1
+    """Of a block: two, but one where registers are too few for two."""
+    operands, groups, columns = skinny_operands.of(w), _groups(w), _columns(num_rows)
+    if w.shape[-2] // PART % 2 or len(operands.planes) > 1:
+        return 1
+    if groups is None or groups.size == operands.step:
+        return 2
+    return 2 if columns <= (32 if groups.size >= PART else 24) else 1
 
 
 def _stages(num_rows: int, tiles: int, w: jax.Array | Quantized) -> int:

@@ -32,7 +32,7 @@ _INTEGERS = 128  # what bfloat16's bits 0x4300 are, and the last that counts int
 _E4M3, _E2M1 = 2.0**120, 2.0**126  # what their biases lack of bfloat16's
 
 
-Boxes = Sequence[Sequence[jax.Array]]
+Boxes = Sequence[jax.Array]  # of each plane, the 128 bytes of rows that have some columns' bits
 
 
 class Plane(NamedTuple):
@@ -41,10 +41,12 @@ class Plane(NamedTuple):
     Attributes:
         first: element of the row's data where they begin.
         size: elements of the data that a step reads.
+        columns: of the matrix, of which 128 bytes have bits.
     """
 
     first: int
     size: int
+    columns: int
 
 
 class Operands(NamedTuple):
@@ -53,8 +55,8 @@ class Operands(NamedTuple):
     Attributes:
         step: columns of D.
         planes: what a step reads of a row.
-        part: (what a step reads of each plane, in boxes of 128 bytes, and which of its 64 columns)
-            -> bfloat16 [64, 64]; None: the data is the operand.
+        part: (planes' boxes, and which 64 columns of a step) -> bfloat16 [64, 64]; None: the data
+            is the operand.
         bias: of what `part` returns, to be subtracted with a group's zero point.
     """
 
@@ -67,15 +69,16 @@ class Operands(NamedTuple):
 def of(w: jax.Array | Quantized) -> Operands:
     """How (a matrix of) w is read; with zero points the bias stays."""
     if not isinstance(w, Quantized):
-        return Operands(ROW_BYTES // 2, (Plane(0, ROW_BYTES // 2),), None)
+        return Operands(PART, (Plane(0, PART, PART),), None)
     format, width, has_zeros = w.format, w.shape[-1], w.zero is not None
     bits = low_bit.planes(format)
     if bits == (8,):
         of_bytes = _of_e4m3 if "fp8" in format else _of_int8
-        return Operands(ROW_BYTES, (Plane(0, ROW_BYTES),), of_bytes)
+        return Operands(ROW_BYTES, (Plane(0, ROW_BYTES, ROW_BYTES),), of_bytes)
     step, planes, shift = PART * _WORD // min(bits), [], 0
     for plane_bits in bits:
-        planes.append(Plane(width * shift // _WORD, step * plane_bits // _WORD))
+        first, size = width * shift // _WORD, step * plane_bits // _WORD
+        planes.append(Plane(first, size, PART * _WORD // plane_bits))
         shift += plane_bits
     if quantized.is_e2m1(format):
         return Operands(step, tuple(planes), _of_e2m1)
@@ -83,9 +86,8 @@ def of(w: jax.Array | Quantized) -> Operands:
     middle = 0 if has_zeros else 1 << FORMATS[format].bits - 1
 
     def part(boxes: Boxes, index: int, interpret: object) -> jax.Array:
-        words = [own[index // (_WORD // n)] for own, n in zip(boxes, bits, strict=True)]
         shifts = [index % (_WORD // n) * n for n in bits]
-        return _of_integers(words, bits, shifts, middle, bias > 0, interpret)
+        return _of_integers(boxes, bits, shifts, middle, bias > 0, interpret)
 
     return Operands(step, tuple(planes), part, bias)
 
@@ -117,7 +119,7 @@ def _of_integers(
 
 
 def _of_e2m1(boxes: Boxes, index: int, interpret: object) -> jax.Array:
-    ((word,),), shift = boxes, 4 * index
+    (word,), shift = boxes, 4 * index
     if interpret:
         return low_bit.of_e2m1((word.astype(jnp.int32) >> shift) & 15).astype(jnp.bfloat16)
     return _inline([word], [
@@ -154,7 +156,7 @@ def _of_e4m3(boxes: Boxes, index: int, interpret: object) -> jax.Array:
 
 def _columns(boxes: Boxes, index: int) -> jax.Array:
     """Of bytes."""
-    return boxes[0][0][:, index * PART : (index + 1) * PART]
+    return boxes[0][:, index * PART : (index + 1) * PART]
 
 
 def _pair(half: int) -> str:

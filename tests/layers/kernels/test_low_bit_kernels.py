@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no public name in 0.10
 
+from configs.precision import FORMATS, ROW_FORMATS
 from layers.kernels.device import Device
 from layers.kernels.linear import low_bit, low_bit_product, low_bit_tpu, skinny_gpu
 from layers.linear import linear
@@ -40,6 +41,14 @@ _GATED = compiling.jit(
     static_argnames=("activation", "dtype"),
 )
 _ON_GPU = compiling.jit(functools.partial(skinny_gpu.products, interpret=_INTERPRETER))
+
+
+def _multiply_matrix(x_TD, w):
+    return skinny_gpu.products(x_TD[None], w, None, interpret=_INTERPRETER)[0]
+
+
+def _gate_matrix(x_TD, w):
+    return _GATED(x_TD[None], w, None, activation="silu", dtype="float32")[0]
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +118,36 @@ def test_a_gate_is_applied_to_sums(activation, format):
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.long
+@pytest.mark.quick_code
+@pytest.mark.parametrize("seed", range(500))
+def test_random_products_of_a_gpu(seed, monkeypatch):
+    """Of any format, rows, sizes, and devices of few and of many cores; with a gate or without."""
+    random = np.random.default_rng(seed)
+    cores = int(random.choice([1, 4, 16, 132]))
+    monkeypatch.setattr(skinny_gpu, "target_device", lambda: _H200._replace(num_cores=cores))
+    format = str(random.choice(["bfloat16", *ROW_FORMATS]))
+    F, D = 64 * int(random.integers(1, 7)), 1024 * int(random.integers(1, 3))
+    w, numbers = _drawn(format, F, D, dtype="bfloat16", word=np.uint16)
+    T = int(random.integers(1, 65))
+    while T > 1 and not skinny_gpu.can_multiply(T, w):
+        T -= 1
+    if not skinny_gpu.can_multiply(T, w):
+        assert FORMATS[format].activations is not None
+        return
+    x_TD = tokens(T, D, seed=seed) / 32
+    found = compiling.call(_multiply_matrix, x_TD, w)
+    x_TD = np.asarray(jnp.asarray(x_TD, jnp.bfloat16), np.float64)
+    size = np.abs(x_TD) @ np.abs(numbers).T
+    assert (np.abs(found - x_TD @ numbers.T) < 2e-7 * size).all()
+    if skinny_gpu.can_gate(T, w) and random.random() < 0.3:
+        found = compiling.call(_gate_matrix, x_TD, w)
+        gate_TF, up_TF = np.split(x_TD @ numbers.T, 2, axis=1)
+        expected = gate_TF / (1 + np.exp(-gate_TF)) * up_TF
+        bound = (1 + np.abs(gate_TF)) * (1 + np.abs(up_TF))
+        assert (np.abs(found - expected) < 1e-5 * bound).all()
+
+
 @pytest.mark.quick_code
 def test_derivatives_of_arrays_are_xlas():
     w_FD, x_TD = jnp.asarray(tokens(128, 64, seed=0), jnp.bfloat16), jnp.asarray(tokens(3, 64))
@@ -117,7 +156,7 @@ def test_derivatives_of_arrays_are_xlas():
         return jnp.square(multiply(x_TD, w_FD)).sum()
 
     def multiply(x_TD, w_FD):
-        return skinny_gpu.products(x_TD[None], w_FD, None, interpret=_INTERPRETER)[0]
+        return _multiply_matrix(x_TD, w_FD)
 
     found = jax.grad(functools.partial(loss, multiply), (0, 1))(x_TD, w_FD)
     expected = jax.grad(functools.partial(loss, linear), (0, 1))(x_TD, w_FD)
