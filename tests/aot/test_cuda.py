@@ -221,13 +221,15 @@ def test_a_product_of_few_bits_reads_each_byte_once(format, matrix):
 
 @pytest.mark.parametrize("format, rows", [
     ("int8", 1), ("w8a8", 16), ("w8a8_fp8", 16), ("int4", 1), ("int4", 64), ("int4_asym", 64),
-    ("int4_g64", 16), ("int4_asym_g32", 48), ("int3", 32), ("int3_asym_g32", 32), ("mxfp4", 48),
-    ("nvfp4", 16), ("nvfp4", 32), ("fp8_block", 1), ("fp8_block", 64), ("mxfp8", 48),
+    ("int4_g64", 16), ("int4_asym_g64", 64), ("int4_asym_g32", 16), ("int4_asym_g32", 48),
+    ("int3", 32), ("int3_asym_g64", 16), ("int3_asym_g32", 8), ("mxfp4", 48), ("nvfp4", 16),
+    ("nvfp4", 48), ("fp8_block", 1), ("fp8_block", 64), ("mxfp8", 16), ("mxfp8", 48), ("int8", 64),
+    ("fp8", 64),
 ])  # fmt: skip
 def test_other_formats_and_rows(format, rows, ptxas):
     """As many rows as the kernel has registers for, among them."""
     low_bit.check_product(programs.device("h200"), format, rows, low_bit.MATRICES["down"])
-    if low_bit.FORMATS[format].group is not None:
+    if low_bit.FORMATS[format].activations is None:
         report = ptxas()
         print(re.findall(r"Used (\d+) registers", report))
         spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)

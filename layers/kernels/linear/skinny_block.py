@@ -57,12 +57,14 @@ class Groups(NamedTuple):
         size: columns of a group.
         of_step: groups of a step.
         scales: of a group, of 64 features.
+        num_bytes: of a feature's scale and zero point.
     """
 
     format: str
     size: int
     of_step: int
     scales: int
+    num_bytes: int
 
 
 class Plan(NamedTuple):

@@ -1,6 +1,6 @@
 """Products of up to 64 rows with a matrix on Hopper GPUs (Pallas, Mosaic GPU), of every format: a
-byte of the matrix is read once, its numbers exist in registers only, and one launch takes rows as
-they are and leaves sums, or what a gate makes of them, as the next operation reads them.
+byte of the matrix is read once, its numbers exist in registers only, and one launch leaves sums, or
+what a gate makes of them, as the next operation reads them.
 
 Features are wgmma's 64 rows, rows of activations its columns (`skinny_block.py`). A block of
 threads is one warpgroup and has two tiles of 64 features, neighbors or, under a gate, the same of
@@ -129,7 +129,8 @@ def _run(
     weights, (B, W, _) = _weights(w), x_BWD.shape
     plan = _plan(B, W, w, activation is not None)
     x_BWD = x_BWD.astype(jnp.bfloat16)
-    if interpret:  # which has no boxes beyond an array's end, where a GPU's are zeros
+    # A box reads zeros beyond the rows' end, if it is the only one; the interpreter knows no such.
+    if interpret or W > _ROW_TILE:
         x_BWD = jnp.pad(x_BWD, ((0, 0), (0, plan.columns - W), (0, 0)))
     block = Block(
         plan, skinny_operands.of(w), _groups(w), activation, jnp.dtype(dtype),
@@ -140,7 +141,7 @@ def _run(
     if matrix_B is not None:
         num_blocks = (matrix_B < weights.data.shape[0]).sum(dtype=jnp.int32)
         inputs["matrices"] = jnp.concatenate([matrix_B, num_blocks[None]])
-    shape = B, x_BWD.shape[1] if interpret else W, plan.features // (1 if activation is None else 2)
+    shape = B, plan.columns if interpret else W, plan.features // (1 if activation is None else 2)
     outs = {"out": jax.ShapeDtypeStruct(shape, dtype)}
     if plan.shares > 1:
         parts = B * plan.num_tiles, plan.shares - 1, plan.tiles, PART, plan.columns
@@ -187,10 +188,11 @@ def _weights(w: jax.Array | Quantized) -> Weights:
 def _groups(w: jax.Array | Quantized) -> Groups | None:
     if not isinstance(w, Quantized) or not low_bit.has_groups(w):
         return None
-    size = FORMATS[w.format].block_in(w.shape[-1])
-    return Groups(
-        w.format, size, skinny_operands.of(w).step // size, PART // FORMATS[w.format].rows
-    )
+    info = FORMATS[w.format]
+    size = info.block_in(w.shape[-1])
+    num_bytes = w.scale.dtype.itemsize + (w.zero is not None)
+    of_step, scales = skinny_operands.of(w).step // size, PART // info.rows
+    return Groups(w.format, size, of_step, scales, num_bytes)
 
 
 def _plan(num_blocks: int, num_rows: int, w: jax.Array | Quantized, is_gated: bool) -> Plan:
@@ -238,17 +240,15 @@ def _tiles(num_rows: int, w: jax.Array | Quantized) -> int:
         return 1
     if groups is None or groups.size == operands.step:
         return 2
-    return 2 if columns <= (32 if groups.size >= PART else 24) else 1
+    return 2 if columns <= (32 if groups.size >= PART else 16) else 1
 
 
 def _stages(num_rows: int, tiles: int, w: jax.Array | Quantized) -> int:
     """Steps that fit into a block's shared memory, of half a multiprocessor if two do."""
     operands, columns, groups = skinny_operands.of(w), _columns(num_rows), _groups(w)
-    bits = FORMATS[w.format].bits if isinstance(w, Quantized) else 16
-    stage_bytes = tiles * PART * operands.step * bits // 8 + columns * operands.step * 2
-    if isinstance(w, Quantized) and groups is not None:
-        scale_bytes = w.scale.dtype.itemsize + (w.zero is not None)
-        stage_bytes += max(ROW_BYTES, tiles * groups.of_step * PART * scale_bytes)
+    stage_bytes = tiles * PART * operands.row_bytes + columns * operands.step * 2
+    if groups is not None:
+        stage_bytes += max(ROW_BYTES, tiles * groups.of_step * PART * groups.num_bytes)
     fixed_bytes = tiles * PART * columns * 4 + (2 << 10)
     blocks = _BLOCKS_A_CORE
     if 2 * stage_bytes + fixed_bytes > _SHARED_BYTES // blocks:

@@ -54,6 +54,7 @@ class Operands(NamedTuple):
 
     Attributes:
         step: columns of D.
+        row_bytes: what a step reads of a row.
         planes: what a step reads of a row.
         part: (planes' boxes, and which 64 columns of a step) -> bfloat16 [64, 64]; None: the data
             is the operand.
@@ -61,6 +62,7 @@ class Operands(NamedTuple):
     """
 
     step: int
+    row_bytes: int
     planes: tuple[Plane, ...]
     part: Callable[[Boxes, int, object], jax.Array] | None
     bias: int = 0
@@ -69,19 +71,20 @@ class Operands(NamedTuple):
 def of(w: jax.Array | Quantized) -> Operands:
     """How (a matrix of) w is read; with zero points the bias stays."""
     if not isinstance(w, Quantized):
-        return Operands(PART, (Plane(0, PART, PART),), None)
+        return Operands(PART, ROW_BYTES, (Plane(0, PART, PART),), None)
     format, width, has_zeros = w.format, w.shape[-1], w.zero is not None
     bits = low_bit.planes(format)
     if bits == (8,):
         of_bytes = _of_e4m3 if "fp8" in format else _of_int8
-        return Operands(ROW_BYTES, (Plane(0, ROW_BYTES, ROW_BYTES),), of_bytes)
+        return Operands(ROW_BYTES, ROW_BYTES, (Plane(0, ROW_BYTES, ROW_BYTES),), of_bytes)
     step, planes, shift = PART * _WORD // min(bits), [], 0
     for plane_bits in bits:
         first, size = width * shift // _WORD, step * plane_bits // _WORD
         planes.append(Plane(first, size, PART * _WORD // plane_bits))
         shift += plane_bits
+    row_bytes = step * FORMATS[format].bits // 8
     if quantized.is_e2m1(format):
-        return Operands(step, tuple(planes), _of_e2m1)
+        return Operands(step, row_bytes, tuple(planes), _of_e2m1)
     bias = _INTEGERS if has_zeros else 0
     middle = 0 if has_zeros else 1 << FORMATS[format].bits - 1
 
@@ -89,7 +92,7 @@ def of(w: jax.Array | Quantized) -> Operands:
         shifts = [index % (_WORD // n) * n for n in bits]
         return _of_integers(boxes, bits, shifts, middle, bias > 0, interpret)
 
-    return Operands(step, tuple(planes), part, bias)
+    return Operands(step, row_bytes, tuple(planes), part, bias)
 
 
 def _of_integers(
