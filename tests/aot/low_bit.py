@@ -41,9 +41,12 @@ def check_product(device: Any, format: str, rows: int, shape: tuple[int, int]) -
     x_TD = jax.ShapeDtypeStruct((rows, shape[1]), jnp.bfloat16)
     executable = compiled(linear, device, (x_TD, w), ())
     found = list(program.instructions(executable.as_text()))
-    (data,) = (each.name for each in found if _is_argument(each, "w_FD.data"))
+    name = "w_FD" if format == "bfloat16" else "w_FD.data"
+    (data,) = (each.name for each in found if _is_argument(each, name))
     planes = low_bit.planes(format) if device.platform == "tpu" else (None,)
     readers = _check_read_once(found, data, format, math.prod(shape), len(planes))
+    if device.platform == "gpu" and FORMATS[format].activations is None:
+        assert sum(each.is_launch for each in found) == 1  # no pad, no sum of parts, no transpose
     memory, num_bytes = executable.memory_analysis(), FORMATS[format].bytes_for(*_row(shape))
     arguments = num_bytes + rows * shape[1] * 2
     print(f"{format} {shape}: {readers}, {memory.temp_size_in_bytes} bytes of temporaries")
@@ -141,8 +144,10 @@ def check_step(target_name: str) -> None:
     assert (step.program.num_conditionals, step.program.num_loops) == (0, 0)
 
 
-def _abstract(device: Any, shape: tuple[int, ...], format: str) -> low_bit.Quantized:
+def _abstract(device: Any, shape: tuple[int, ...], format: str) -> Any:
     """As the device's back end has it."""
+    if format == "bfloat16":
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     with topologies.traced_for(device):
         word = backends.of(target_device()).word
     return low_bit.abstract(shape, format, "bfloat16", word)

@@ -18,6 +18,7 @@ from layers.kernels.attention import append_gpu
 from layers.kernels.norm import gpu as norm_of_sum
 from layers.kernels.recurrence import convolution_gpu
 from layers.ragged import Rectangle
+from layers.linear import linear
 from tests.aot import low_bit, programs, recurrence
 
 pytestmark = pytest.mark.aot
@@ -220,11 +221,11 @@ def test_a_product_of_few_bits_reads_each_byte_once(format, matrix):
 
 
 @pytest.mark.parametrize("format, rows", [
-    ("int8", 1), ("w8a8", 16), ("w8a8_fp8", 16), ("int4", 1), ("int4", 64), ("int4_asym", 64),
-    ("int4_g64", 16), ("int4_asym_g64", 64), ("int4_asym_g32", 16), ("int4_asym_g32", 48),
-    ("int3", 32), ("int3_asym_g64", 16), ("int3_asym_g32", 8), ("mxfp4", 48), ("nvfp4", 16),
-    ("nvfp4", 48), ("fp8_block", 1), ("fp8_block", 64), ("mxfp8", 16), ("mxfp8", 48), ("int8", 64),
-    ("fp8", 64),
+    ("bfloat16", 1), ("bfloat16", 64), ("int8", 1), ("int8", 64), ("w8a8", 16), ("w8a8_fp8", 16),
+    ("fp8", 64), ("int4", 1), ("int4", 64), ("int4_asym", 64), ("int4_g64", 16),
+    ("int4_asym_g64", 64), ("int4_asym_g32", 16), ("int4_asym_g32", 48), ("int3", 32),
+    ("int3_asym_g64", 16), ("int3_asym_g32", 8), ("mxfp4", 48), ("nvfp4", 16), ("nvfp4", 48),
+    ("fp8_block", 1), ("fp8_block", 64), ("mxfp8", 16), ("mxfp8", 48),
 ])  # fmt: skip
 def test_other_formats_and_rows(format, rows, ptxas):
     """As many rows as the kernel has registers for, among them."""
@@ -257,6 +258,15 @@ def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
 
 def test_a_step_of_few_bits():
     low_bit.check_step("h200")
+
+
+def test_a_weight_that_a_launch_writes_is_found_out():
+    matrix, rows = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((256, 256), (8, 256)))
+    step = programs.compiled(
+        lambda x_TD, w_FD: linear(x_TD, w_FD + w_FD), programs.device("h200"), (rows, matrix), ()
+    )
+    with pytest.raises(AssertionError):
+        low_bit.check_weights_are_arguments(step)
 
 
 @pytest.mark.parametrize("num_drafts, mixer", [

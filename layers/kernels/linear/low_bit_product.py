@@ -1,6 +1,6 @@
 """Products with weights of few bits (`low_bit.py`): by XLA, which run anywhere, and where rows are
-few by an accelerator's kernel for planes of bits; what has eight bits and a scale a row XLA expands
-within its own products there.
+few by an accelerator's kernels; what has eight bits and a scale a row XLA expands within its own
+products, of many rows and on TPUs.
 
 Integers are multiplied in the activations' type, with float32 sums. Where a row has one scale it
 comes after; where groups have them an element is its integer times its scale, and in kernels a

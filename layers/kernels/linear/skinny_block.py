@@ -30,9 +30,9 @@ from layers.kernels.linear.skinny_operands import PART, ROW_BYTES, Operands
 
 Gate = Callable[[jax.Array], jax.Array]
 Cursor = tuple[jax.Array, jax.Array]  # a tile and a step of it
-_GROUPS_AHEAD = 8  # whose scales are read
 _COLUMNS_TOGETHER = 32  # of products at a time, for which there are registers
 _Sums = tuple[jax.Array, ...]  # float32 [64, W] of each tile
+_Key = tuple[int, int, int]  # of a box in registers: a tile, a plane, which 128 bytes
 
 
 class Weights(NamedTuple):
@@ -235,7 +235,7 @@ class Block:
         b, _ = self.plan.place(tile)
         return refs["matrices"][b] if "matrices" in refs else 0
 
-    def _row_scales(self, refs: dict[str, Any], tile: jax.Array) -> _Sums | None:
+    def _row_scales(self, refs: dict[str, Any], tile: jax.Array) -> tuple[jax.Array, ...] | None:
         """float32 [64] of each tile, asked for long before they are used."""
         if "row" not in refs:
             return None
@@ -248,38 +248,33 @@ class Block:
     def _with_step(self, buffers: dict[str, Any], stage: jax.Array, sums: _Sums) -> _Sums:
         """The sums with a step's products."""
         halves, x_smem, groups = range(self.plan.tiles), buffers["x"].at[stage], self.groups
-        boxes: dict[tuple[int, int, int], jax.Array] = {}
+        boxes: dict[_Key, jax.Array] = {}
 
         def tile(half: int, pieces: list[_Piece], zero_F: jax.Array | None) -> Callable[[int], Any]:
             """What makes the operand of 64 columns."""
-            if self.operands.part is None:
-                return lambda number: buffers["plane0"].at[
-                    stage, half, :, pl.ds(number * PART, PART)
-                ]
+            if (convert := self.operands.part) is None:
+                data_smem = buffers["plane0"].at[stage, half]
+                return lambda number: data_smem.at[:, pl.ds(number * PART, PART)]
             for piece in pieces:
-                self._read_boxes(buffers, stage, half, piece.number, boxes)
+                for key in self._keys(half, piece.number):
+                    if key not in boxes:
+                        boxes[key] = self._box(buffers, stage, key)
 
             def operand(number: int) -> jax.Array:
-                planes = enumerate(self.operands.planes)
-                own = [boxes[half, n, number * PART // plane.columns] for n, plane in planes]
-                assert self.operands.part is not None
-                part_FK = self.operands.part(own, number, self.interpret)
+                planes = [boxes[key] for key in self._keys(half, number)]
+                part_FK = convert(planes, number, self.interpret)
                 return part_FK if zero_F is None else part_FK - _spread(zero_F, part_FK)
 
             return operand
 
         if groups is None:
             pieces = _pieces(slice(0, self.operands.step))
-            return self._products(
-                [tile(half, pieces, None) for half in halves], pieces, x_smem, sums
-            )
+            tiles = [tile(half, pieces, None) for half in halves]
+            return self._products(tiles, pieces, x_smem, sums)
         for group in range(groups.of_step):
-            if group and group % _GROUPS_AHEAD == 0:
-                plgpu.commit_smem()  # no later scales are read before: there are no registers
             pieces = _pieces(slice(group * groups.size, (group + 1) * groups.size))
-            tiles = [
-                tile(half, pieces, self._zeros(buffers, stage, half, group)) for half in halves
-            ]
+            zeros = [self._zeros(buffers, stage, half, group) for half in halves]
+            tiles = [tile(half, pieces, zeros[half]) for half in halves]
             together = self.plan.tiles if self.plan.columns <= _COLUMNS_TOGETHER else 1
             group_sums: _Sums = ()
             for at in range(0, self.plan.tiles, together):
@@ -291,18 +286,18 @@ class Block:
             )
         return sums
 
-    def _read_boxes(
-        self, buffers: dict[str, Any], stage: jax.Array, half: int, number: int,
-        boxes: dict[tuple[int, int, int], jax.Array],
-    ) -> None:  # fmt: skip
-        """Reads into registers what has bits of a step's 64 columns, unless it is there: by tile,
-        plane and number of 128 bytes.
-        """
-        for n, plane in enumerate(self.operands.planes):
-            key, smem = (half, n, number * PART // plane.columns), buffers[f"plane{n}"]
-            if key not in boxes:
-                width = ROW_BYTES // smem.dtype.itemsize
-                boxes[key] = smem[stage, half, :, key[-1] * width : (key[-1] + 1) * width]
+    def _keys(self, half: int, number: int) -> list[_Key]:
+        """Which boxes have bits of 64 columns of a step."""
+        planes = enumerate(self.operands.planes)
+        return [(half, n, number * PART // plane.columns) for n, plane in planes]
+
+    def _box(self, buffers: dict[str, Any], stage: jax.Array, key: _Key) -> jax.Array:
+        """Reads 128 bytes of 64 rows of a plane into registers."""
+        half, n, box = key
+        smem = buffers[f"plane{n}"]
+        width = ROW_BYTES // smem.dtype.itemsize
+        box_FX: jax.Array = smem[stage, half, :, box * width : (box + 1) * width]
+        return box_FX
 
     def _zeros(
         self, buffers: dict[str, Any], stage: jax.Array, half: int, group: int
@@ -356,7 +351,7 @@ class Block:
 
     def _leave(
         self, refs: dict[str, Any], out_smem: Any, tile: jax.Array, share: jax.Array, sums: _Sums,
-        row: _Sums | None,
+        row: tuple[jax.Array, ...] | None,
     ) -> None:  # fmt: skip
         """Writes what the cluster has of a tile, by its last block."""
         plan = self.plan
