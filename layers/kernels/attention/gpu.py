@@ -32,7 +32,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from configs.cache import PageFormat
 from layers import page_rows
 from layers.kernels import tuning
-from layers.kernels.attention import contract, gpu_latent, gpu_prefill, hopper
+from layers.kernels.attention import contract, gpu_index, gpu_latent, gpu_prefill, hopper
 from layers.kernels.attention.contract import PLAIN, Demand, Options
 from layers.kernels.attention.hopper import LOG2_E, ROWS, SHARED_BYTES
 from layers.kernels.attention.mask import MaskBounds, mask_bounds
@@ -60,8 +60,10 @@ def limit(demand: Demand, device: Device) -> str | None:
         return contract.FIRST_TOKENS
     if page_format.is_quantized:
         return f"reads no {dtype} caches: leave model.cache_format out"
-    if demand.has_choice:
-        return contract.CHOICE
+    if demand.index_width and (
+        reason := gpu_index.limit(demand.index_width, page_tokens)
+    ):
+        return reason
     if dtype not in _DTYPES:
         return f"reads pages of {' or '.join(_DTYPES)}, not {dtype}: set model.dtype=bfloat16"
     if page_tokens not in _PAGE_TOKENS:
@@ -117,6 +119,8 @@ def attend_pages(
         interpret: `InterpretGPUParams`: interpreted, on any device.
     """
     (Y, W, N, H), page_tokens = q_YWNH.shape, pages.shape[1]
+    if page_tokens == 1:  # the table names single tokens, which become tiles
+        page_tokens = ROWS
     is_latent, device = page_format.values_in_keys, target_device()
     if num_splits is None and num_stages is None and not is_latent:
         K = page_format.kv_heads
@@ -225,6 +229,7 @@ def _attend_splits(
     ):  # fmt: skip
         b, head, split = (lax.axis_index(name) for name in ("row", "head", "split"))
         start, stop = start_ref[b, split], stop_ref[b, split]
+        row_table_ref = table_ref.at[b, head] if table_ZP.ndim == 3 else table_ref.at[b]
 
         def fetch(page, j):
             stage = lax.rem(j - start, jnp.int32(num_stages))
@@ -237,7 +242,7 @@ def _attend_splits(
 
         plgpu.copy_gmem_to_smem(q_ref.at[b, head], q_smem.at[pl.ds(0, num_rows)], q_arrived)
         plgpu.copy_gmem_to_smem(bounds_ref.at[b], bounds_smem, bounds_arrived)
-        pl.loop(start, jnp.minimum(stop, start + num_stages))(lambda j: fetch(table_ref[b, j], j))
+        pl.loop(start, jnp.minimum(stop, start + num_stages))(lambda j: fetch(row_table_ref[j], j))
         plgpu.barrier_wait(q_arrived)
         plgpu.barrier_wait(bounds_arrived)
         fields_U = [bounds_smem[i] for i in range(len(bounds_ZU))]
@@ -246,7 +251,7 @@ def _attend_splits(
         def fold(j, sums):
             stage = lax.rem(j - start, jnp.int32(num_stages))
             ahead = j + num_stages
-            page = table_ref[b, jnp.minimum(ahead, stop - 1)]  # asked for long before it is used
+            page = row_table_ref[jnp.minimum(ahead, stop - 1)]  # asked for long before it is used
             plgpu.barrier_wait(keys_arrived.at[stage])
             scores_US = hopper.scores(q_smem, keys_smem.at[stage], interpret)
             sums, weights_US = hopper.weigh(sums, scores_US, j * page_tokens, bounds_U, score_cap)

@@ -27,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from configs.cache import PageFormat
-from layers.kernels.attention import hopper
+from layers.kernels.attention import gpu_gather, hopper
 from layers.kernels.attention.hopper import ROWS, SHARED_BYTES
 from layers.kernels.attention.mask import MaskBounds
 
@@ -86,7 +86,10 @@ def attend_splits(
     maximum (base 2) and mass of their weights, float32 [Z, K, X, 2, 64]; or, where a split
     `is_whole`, their quotient, in the pages' dtype, and None.
     """
-    (Z, K, num_rows, H), page_tokens, X = q_ZKUH.shape, pages.shape[1], start_ZX.shape[1]
+    (Z, K, num_rows, H), tile_tokens, X = q_ZKUH.shape, _PAGE_TOKENS, start_ZX.shape[1]
+    is_chosen = pages.shape[1] == 1  # the table names single tokens
+    if is_chosen:
+        pages = pages.reshape(-1, H)
     dtype, bounds_ZU = pages.dtype, jax.tree.leaves(bounds)
     width = value_width // _READERS
 
@@ -117,7 +120,7 @@ def attend_splits(
                 fields_U = [bounds_smem[i] for i in range(len(bounds_ZU))]
                 bounds_U = jax.tree.unflatten(jax.tree.structure(bounds), fields_U)
                 sums, weights_US = hopper.weigh(
-                    sums, scores_US, j * page_tokens, bounds_U, score_cap
+                    sums, scores_US, j * tile_tokens, bounds_U, score_cap
                 )
                 values = pages_smem.at[stage, :, columns]
                 sums = hopper.add_values(sums, weights_US, values, interpret)
@@ -143,13 +146,30 @@ def attend_splits(
 
             @pl.loop(start, stop)
             def _(j):
-                stage, page = stage_of(j), table_ref[b, j]
+                stage = stage_of(j)
 
                 @pl.when(j - start >= num_stages)
                 def _():
                     plgpu.barrier_wait(consumed.at[stage])
 
-                plgpu.copy_gmem_to_smem(pages_ref.at[page], pages_smem.at[stage], arrived.at[stage])
+                if not is_chosen:
+                    page = pages_ref.at[table_ref[b, j]]
+                    plgpu.copy_gmem_to_smem(page, pages_smem.at[stage], arrived.at[stage])
+                    return
+                ids = table_ref.at[b, pl.ds(j * tile_tokens, tile_tokens)]
+                gpu_gather.start(ids, (pages_ref,), pages_smem.at[stage], interpret)
+
+                @pl.when(j > start)
+                def _():
+                    gpu_gather.wait(1, interpret)
+                    plgpu.barrier_arrive(arrived.at[stage_of(j - 1)])
+
+            if is_chosen:
+
+                @pl.when(stop > start)
+                def _():
+                    gpu_gather.wait(0, interpret)
+                    plgpu.barrier_arrive(arrived.at[stage_of(stop - 1)])
 
         for reader in range(_READERS):
             pl.when(warpgroup == reader)(functools.partial(read, reader))
@@ -159,7 +179,7 @@ def attend_splits(
     scratch: dict[str, pl.MemoryRef | plgpu.Barrier] = dict(
         q_smem=plgpu.SMEM((1, ROWS, H), dtype, transforms=tiles),
         bounds_smem=plgpu.SMEM((len(bounds_ZU), ROWS), jnp.int32),
-        pages_smem=plgpu.SMEM((num_stages, page_tokens, H), dtype, transforms=tiles),
+        pages_smem=plgpu.SMEM((num_stages, tile_tokens, H), dtype, transforms=tiles),
         stats_smem=plgpu.SMEM((2, ROWS), jnp.float32),
         q_arrived=plgpu.Barrier(),
         bounds_arrived=plgpu.Barrier(),

@@ -1,0 +1,186 @@
+"""Hopper's kernels for queries that choose what they read, interpreted, against float64."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call  # no public name in 0.10
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+from configs.cache import PageFormat
+from layers import page_rows
+from layers.kernels.attention import gpu, gpu_index
+from layers.ragged import Rectangle
+from layers.sparse import chosen
+from tests import compiling
+from tests.interpreted import threads_are_compiled_once  # noqa: F401
+
+pytestmark = pytest.mark.quick_code
+
+_INTERPRETER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))
+
+
+def _interpreted(function, *arguments, **sizes):
+    """What a kernel returns, without a race."""
+    program = compiling.jit(functools.partial(function, interpret=_INTERPRETER, **sizes))
+    result = np.asarray(program(*arguments))
+    if _INTERPRETER.detect_races:
+        assert not interpret_pallas_call.get_races().races_found
+    return result
+
+
+def _in_pages(rows_YSX, page_tokens, generator, values=slice(0)):
+    """Token-major pages of rows as they are stored, in random order, and the rows' tables. Page 0
+    is as the engine leaves it: NaN beside values of 0.
+    """
+    Y, S, X = rows_YSX.shape
+    table_YP = 1 + generator.permutation(Y * S // page_tokens).reshape(Y, -1).astype(np.int32)
+    pages = np.full((1 + table_YP.size, page_tokens, X), np.nan, rows_YSX.dtype)
+    pages[0, :, values] = 0
+    pages[table_YP] = rows_YSX.reshape(*table_YP.shape, page_tokens, X)
+    stored = jnp.zeros(0, page_rows.stored_dtype(rows_YSX.dtype.name))
+    return page_rows.encode(jnp.asarray(pages), stored), table_YP
+
+
+class Scores(NamedTuple):
+    """An indexer's heads over the keys of some rows."""
+
+    num_heads: int
+    width: int  # X
+    tokens: int  # W
+    page_tokens: int
+    dtype: str = "bfloat16"
+    num_splits: int | None = None
+
+
+_SCORES = {
+    "deepseek-v3.2": Scores(64, 128, 1, 64, num_splits=2),
+    "deepseek-v4, drafts": Scores(64, 128, 3, 32),
+    "odd heads, several tiles": Scores(5, 64, 6, 64, "float16"),
+    "large pages": Scores(8, 64, 2, 128, num_splits=3),
+    "small pages": Scores(4, 64, 1, 16),
+}
+
+
+def _check_scores(case, counts, seed):
+    """Keys that no row may look at are NaN."""
+    generator = np.random.default_rng(seed)
+    Y, S, dtype = len(counts), 384, jnp.dtype(case.dtype)
+    count_Y = np.array(counts, np.int32)
+    k_YSX = generator.standard_normal((Y, S, case.width)).astype(dtype)
+    k_YSX[np.arange(S) >= count_Y[:, None]] = np.nan
+    pages, table_YP = _in_pages(k_YSX, case.page_tokens, generator)
+    shape = Y, case.tokens, case.num_heads
+    q_YWIX = generator.standard_normal((*shape, case.width)).astype(dtype)
+    weights_YWI = np.float32(generator.standard_normal(shape))
+    scores_YWS = _interpreted(
+        functools.partial(gpu_index.index_scores, index_format=None, num_splits=case.num_splits),
+        q_YWIX, weights_YWI, pages, table_YP, count_Y,
+    )  # fmt: skip
+    products = np.einsum("YWIX,YSX->YWIS", *(np.float64(x) for x in (q_YWIX, k_YSX)))
+    exact_YWS = np.einsum("YWI,YWIS->YWS", weights_YWI, np.maximum(products, 0))
+    is_counted_YWS = np.broadcast_to((np.arange(S) < count_Y[:, None])[:, None], exact_YWS.shape)
+    np.testing.assert_allclose(
+        scores_YWS[is_counted_YWS], exact_YWS[is_counted_YWS], rtol=2e-5, atol=2e-4
+    )
+
+
+@pytest.mark.parametrize("name", _SCORES)
+def test_scores_of_an_indexer(name):
+    _check_scores(_SCORES[name], (0, 1, 64, 300, 384), 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _SCORES)
+def test_500_random_batches_of_scores(name):
+    for seed in range(1, 101):
+        counts = np.random.default_rng(seed).integers(0, 385, 3)
+        _check_scores(_SCORES[name], counts.tolist(), seed)
+
+
+class Chosen(NamedTuple):
+    """Queries that read some tokens, or pages of each KV head, of a row's cache."""
+
+    heads: tuple[int, int]  # N, K
+    widths: tuple[int, int]  # of keys and values; these are a part of the keys where widths differ
+    tokens: int  # W
+    page_tokens: int
+    max_chosen: int
+    dtype: str = "bfloat16"
+    num_splits: int | None = None
+
+
+_CHOSEN = {
+    "tokens of latents": Chosen((16, 1), (192, 128), 1, 64, 200),
+    "tokens, two tiles of heads, drafts": Chosen((96, 1), (192, 128), 2, 64, 100, "float16", 2),
+    "deepseek-v3.2": Chosen((16, 1), (576, 512), 1, 64, 130),
+    "pages of each head": Chosen((8, 2), (64, 64), 1, 64, 3),
+    "large pages, drafts": Chosen((6, 3), (64, 64), 3, 128, 2, "float16", 2),
+}
+
+
+def _check_chosen(case, lengths, seed):
+    """Random choices, of short rows all that they have."""
+    generator = np.random.default_rng(seed)
+    (N, K), (H, V), W, page_tokens = case.heads, case.widths, case.tokens, case.page_tokens
+    is_latent, S, Y, dtype = H != V, 512, len(lengths), jnp.dtype(case.dtype)
+    unit = 1 if is_latent else page_tokens
+    page_format = PageFormat(K, H, V, is_latent, case.dtype)
+    q_YWNH = (generator.standard_normal((Y, W, N, H)) * H**-0.5).astype(dtype)
+    rows_YSX = generator.standard_normal((Y, S, page_format.row_width)).astype(dtype)
+    position_YW = np.maximum(np.array(lengths)[:, None] - W + np.arange(W), 0).astype(np.int32)
+    valid_YW = np.arange(W) < np.array(lengths)[:, None]
+    pages, table_YP = _in_pages(rows_YSX, page_tokens, generator, page_format.values)
+    index_YWKJ = np.full((Y, W, K, case.max_chosen), S // unit, np.int32)
+    count_YW = np.zeros((Y, W), np.int32)
+    expected = np.zeros((Y, W, N, V))
+    for y, w in zip(*np.nonzero(valid_YW), strict=True):
+        last = position_YW[y, w] // unit  # which is always read
+        count = min(case.max_chosen, last + 1)
+        count_YW[y, w] = (count - 1) * unit + position_YW[y, w] % unit + 1
+        for head in range(K):
+            picked = generator.permutation(last)[: count - 1]
+            index_YWKJ[y, w, head, :count] = np.sort([*picked, last])
+            read = (index_YWKJ[y, w, head, :count, None] * unit + np.arange(unit)).ravel()
+            row_SX = np.float64(rows_YSX[y, read[: count_YW[y, w]]])
+            key_SH = row_SX[:, head * H : (head + 1) * H]
+            start = page_format.values.start + head * V
+            group = slice(head * N // K, (head + 1) * N // K)
+            scores = np.float64(q_YWNH[y, w, group]) @ key_SH.T
+            weights = np.exp(scores - scores.max(1, keepdims=True))
+            weights /= weights.sum(1, keepdims=True)
+            expected[y, w, group] = weights @ row_SX[:, start : start + V]
+    rectangle = Rectangle(np.arange(Y), position_YW, valid_YW, (table_YP,))
+
+    def attend(q_YWNH, pages, rectangle, index_YWKJ, count_YW, interpret):
+        table_YP = rectangle.tables[0]
+        if is_latent:
+            table = chosen.single_entries(table_YP, index_YWKJ[:, :, 0], page_tokens)
+            pages = chosen.as_single_entries(pages)
+        else:
+            table = chosen.entries(table_YP, index_YWKJ, page_tokens)
+        out = gpu.attend_pages(
+            q_YWNH.reshape(-1, 1, N, H), pages, chosen.each_query(rectangle, table, count_YW), 0,
+            page_format, num_splits=case.num_splits, interpret=interpret,
+        )  # fmt: skip
+        return out.reshape(Y, W, N, V)
+
+    out_YWNV = _interpreted(attend, q_YWNH, pages, rectangle, index_YWKJ, count_YW)
+    bound = 2.0 ** -(7 if case.dtype == "bfloat16" else 10)
+    np.testing.assert_allclose(out_YWNV[valid_YW], expected[valid_YW], rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("name", _CHOSEN)
+def test_attention_to_what_queries_choose(name):
+    _check_chosen(_CHOSEN[name], (0, 1, 70, 400), 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _CHOSEN)
+def test_500_random_choices(name):
+    for seed in range(1, 101):
+        lengths = np.random.default_rng(seed).integers(0, 512, 2)
+        _check_chosen(_CHOSEN[name], lengths.tolist(), seed)
