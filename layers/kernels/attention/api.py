@@ -17,11 +17,11 @@ from layers.kernels.device import target_device
 def implementation(name: str) -> Implementation:
     """The implementation of a name of `configs.settings.kernels.ATTENTIONS`."""
     if name == "pallas_gpu":
-        from layers.kernels.attention import gpu, gpu_index  # Mosaic is slow to load
+        from layers.kernels.attention import gpu, gpu_bounds, gpu_index  # Mosaic is slow to load
 
         return Implementation(
             gpu.limit, page_rows.token_major, page_rows.write, gpu.attend_pages,
-            index_scores=gpu_index.index_scores,
+            page_bounds=gpu_bounds.page_bounds, index_scores=gpu_index.index_scores,
         )  # fmt: skip
     if name == "pallas_tpu":
         from layers.kernels.attention import tpu

@@ -31,10 +31,9 @@ def start(ids_ref: Any, sources: tuple[Any, ...], target: Any, interpret: object
         target: [64, H] in shared memory, with `hopper.operand_layout`.
     """
     if interpret:
-        for nth in range(ROWS):
-            row = ids_ref[nth]
-            first, *others = (source[jnp.where(row < 0, ~row, row)] for source in sources)
-            target[nth] = jnp.where(row < 0, *others, first) if others else first
+        ids = ids_ref[...]
+        first, *others = (source[...][jnp.where(ids < 0, ~ids, ids)] for source in sources)
+        target[...] = jnp.where((ids < 0)[:, None], *others, first) if others else first
         return
     plain, tiled = plgpu.RefType(), plgpu.RefType(hopper.operand_layout(target.dtype))
     arguments = plain, (plain,) * len(sources), tiled

@@ -12,7 +12,7 @@ from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
 from configs.cache import PageFormat
 from layers import page_rows
-from layers.kernels.attention import gpu, gpu_index
+from layers.kernels.attention import gpu, gpu_bounds, gpu_index
 from layers.ragged import Rectangle
 from layers.sparse import chosen
 from tests import compiling
@@ -41,8 +41,12 @@ def _in_pages(rows_YSX, page_tokens, generator, values=slice(0)):
     pages = np.full((1 + table_YP.size, page_tokens, X), np.nan, rows_YSX.dtype)
     pages[0, :, values] = 0
     pages[table_YP] = rows_YSX.reshape(*table_YP.shape, page_tokens, X)
-    stored = jnp.zeros(0, page_rows.stored_dtype(rows_YSX.dtype.name))
-    return page_rows.encode(jnp.asarray(pages), stored), table_YP
+    return _stored(pages), table_YP
+
+
+def _stored(x):
+    """Numbers as pages store them."""
+    return page_rows.encode(jnp.asarray(x), jnp.zeros(0, page_rows.stored_dtype(x.dtype.name)))
 
 
 class Scores(NamedTuple):
@@ -99,6 +103,67 @@ def test_500_random_batches_of_scores(name):
     for seed in range(1, 101):
         counts = np.random.default_rng(seed).integers(0, 385, 3)
         _check_scores(_SCORES[name], counts.tolist(), seed)
+
+
+class Bounds(NamedTuple):
+    """Queries over pages of keys."""
+
+    heads: tuple[int, int]  # N, K
+    width: int  # H
+    tokens: int  # W
+    dtype: str = "bfloat16"
+
+
+_BOUNDS = {
+    "llama3": Bounds((8, 2), 128, 1),
+    "odd group, drafts": Bounds((9, 3), 64, 3, "float16"),
+    "wide heads, several tiles": Bounds((2, 1), 256, 70),
+}
+
+
+def _check_bounds(case, counts, seed):
+    """Of the parts of queries as they are stored. What no row may look at is NaN, and so is one
+    head of a page.
+    """
+    generator, dtype = np.random.default_rng(seed), jnp.dtype(case.dtype)
+    (N, K), H, W, Y, P = case.heads, case.width, case.tokens, len(counts), 150
+    count_Y = np.array(counts, np.int32)
+    extremes = np.sort(generator.standard_normal((1 + Y * P, 2, K * H)), axis=1).astype(dtype)
+    table_YP = 1 + generator.permutation(Y * P).reshape(Y, P).astype(np.int32)
+    is_counted_YP = np.arange(P) < count_Y[:, None]
+    extremes[[0, *table_YP[~is_counted_YP]]] = np.nan
+    extremes[table_YP[-1, 0], 1, :H] = np.nan
+    q_YWNH = generator.standard_normal((Y, W, N, H)).astype(dtype)
+    bounds_YWKP = _interpreted(
+        functools.partial(
+            gpu_bounds.page_bounds, page_format=PageFormat(K, H, H, False, case.dtype)
+        ),
+        q_YWNH, _stored(extremes), table_YP, count_Y,
+    )  # fmt: skip
+    q_YWKGH = np.float32(q_YWNH).reshape(Y, W, K, -1, H)
+    signed = (bound(q_YWKGH, 0).sum(3).astype(dtype) for bound in (np.minimum, np.maximum))
+    pages_YPSKH = np.float64(extremes).reshape(-1, 2, K, H)[table_YP]
+    exact_YWKP = sum(
+        np.einsum("YWKH,YPKH->YWKP", np.float64(part), pages_YPSKH[:, :, sign])
+        for sign, part in enumerate(signed)
+    )
+    is_counted = np.broadcast_to(is_counted_YP[:, None, None], exact_YWKP.shape)
+    np.testing.assert_allclose(
+        bounds_YWKP[is_counted], exact_YWKP[is_counted], rtol=2e-5, atol=2e-4
+    )
+
+
+@pytest.mark.parametrize("name", _BOUNDS)
+def test_bounds_of_pages(name):
+    _check_bounds(_BOUNDS[name], (0, 1, 150, 64), 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _BOUNDS)
+def test_500_random_batches_of_bounds(name):
+    for seed in range(1, 168):
+        counts = np.random.default_rng(seed).integers(0, 151, 2)
+        _check_bounds(_BOUNDS[name], counts.tolist(), seed)
 
 
 class Chosen(NamedTuple):
