@@ -201,8 +201,11 @@ class Compressed(Mixer, name="compressed"):
 
     @property
     def query_heads(self) -> int:
-        """See `Mixer`: no kernel reads entries of several tokens."""
-        return 0 if self.stride else self.num_heads
+        return self.num_heads
+
+    @property
+    def chooses(self) -> bool:
+        return self.indexer is not None
 
     @property
     def rotation(self) -> tuple[Rope, int] | None:

@@ -18,7 +18,7 @@ from configs.kinds.compressed import Compressed
 from configs.model import ModelConfig
 from layers import norm, page_rows
 from layers.backends import backends
-from layers.kernels.attention import reference
+from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.attention.reference import Stretch
@@ -173,6 +173,8 @@ def _attend(
     assert page_format is not None
     pages = leaf.entries.pages
     span, table_YP = pages.shape[1], rectangle.tables[context.group]
+    attend_stretches = api.implementation(context.attention).attend_stretches
+    attend_stretches = attend_stretches or reference.attend_stretches
     table_YP = jnp.pad(table_YP, ((0, 0), (0, -table_YP.shape[1] % (BLOCK_TOKENS // span))))
     last_YW = _last_entry(rectangle, kind)
     token_table_YP, near = _near(
@@ -184,7 +186,7 @@ def _attend(
             Stretch(leaf.tokens.pages, token_table_YP, near),
             Stretch(pages, table_YP, MaskBounds(last_YW)),
         )
-        return reference.attend_stretches(
+        return attend_stretches(
             projected.q_TNH, stretches, rectangle.valid_YW, page_format, options
         )
 
@@ -213,7 +215,7 @@ def _attend(
                 MaskBounds(count_YW.reshape(-1, 1) - 1),
             ),
         )  # fmt: skip
-        out = reference.attend_stretches(queries[0], stretches, queries[1], page_format, options)
+        out = attend_stretches(queries[0], stretches, queries[1], page_format, options)
         return out.reshape(projected.q_TNH.shape)
 
     # The same bits, where no query sees more than it may read: there is nothing to choose.

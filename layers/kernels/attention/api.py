@@ -17,11 +17,17 @@ from layers.kernels.device import target_device
 def implementation(name: str) -> Implementation:
     """The implementation of a name of `configs.settings.kernels.ATTENTIONS`."""
     if name == "pallas_gpu":
-        from layers.kernels.attention import gpu, gpu_bounds, gpu_index  # Mosaic is slow to load
+        from layers.kernels.attention import (  # Mosaic is slow to load
+            gpu,
+            gpu_bounds,
+            gpu_index,
+            gpu_stretches,
+        )
 
         return Implementation(
             gpu.limit, page_rows.token_major, page_rows.write, gpu.attend_pages,
             page_bounds=gpu_bounds.page_bounds, index_scores=gpu_index.index_scores,
+            attend_stretches=gpu_stretches.attend_stretches,
         )  # fmt: skip
     if name == "pallas_tpu":
         from layers.kernels.attention import tpu
@@ -70,7 +76,12 @@ def choose(config: Config) -> Choice:
     demands = [demand(config, mixer, stored) for mixer, stored in read]
 
     def limit(name: str) -> str | None:
-        reasons = (implementation(name).limit(demand, device) for demand in demands)
+        candidate = implementation(name)
+        reasons = (
+            candidate.limit(demand, device)
+            for demand in demands
+            if demand.stride == 1 or candidate.attend_stretches is not None
+        )
         return next((reason for reason in reasons if reason is not None), None)
 
     if requested is not None:
@@ -99,5 +110,5 @@ def demand(config: Config, mixer: Mixer, stored: CacheSpec) -> Demand:
         engine.deterministic, stored.window is not None,
         max(engine.max_seqs, *engine.shapes.prefill_chunks) * config.page_columns,
         engine.drafts.has_tree, stored.first_tokens > 0, mixer.chooses,
-        engine.requests.prompt_budgets, stored.index_width,
+        engine.requests.prompt_budgets, stored.index_width, stored.stride,
     )  # fmt: skip

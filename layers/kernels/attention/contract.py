@@ -4,13 +4,16 @@ It decides the layout of its pages: axis 0 is pages, axis 1 their tokens, the ot
 it. Copies on write and page swapping move whole pages and never look inside.
 """
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import jax
 
 from configs.cache import PageFormat
 from layers.kernels.device import Device
 from layers.ragged import Ragged, Rectangle
+
+if TYPE_CHECKING:
+    from layers.kernels.attention.reference import Stretch
 
 
 class Demand(NamedTuple):
@@ -27,6 +30,7 @@ class Demand(NamedTuple):
     has_choice: bool = False  # queries read what they choose (`layers/sparse/chosen.py`)
     has_observers: bool = False  # its pages' keys are read by `layers/sparse/snap.py`, too
     index_width: int = 0  # of the keys by which an indexer chooses
+    stride: int = 1  # tokens of an entry (`CacheSpec`)
 
 
 FIRST_TOKENS = "knows no first tokens beside a window: 'reference' does"
@@ -167,6 +171,26 @@ class IndexScores(Protocol):
     ) -> jax.Array: ...
 
 
+class AttendStretches(Protocol):
+    """Returns one softmax over two stretches of pages of a format, the newest tokens and entries of
+    several tokens: [Y, W, N, value width] of float32, arbitrary where a token is not valid.
+
+    Args:
+        q_YWNH: as of `AttendPages`.
+        stretches: with bounds by index in the stretch, ranges without trees; a page has any number
+            of rows.
+    """
+
+    def __call__(
+        self,
+        q_YWNH: jax.Array,
+        stretches: "tuple[Stretch, ...]",
+        valid_YW: jax.Array,
+        page_format: PageFormat,
+        options: Options = PLAIN,
+    ) -> jax.Array: ...
+
+
 class AppendAndAttend(Protocol):
     """`Write` and `AttendPages` of a rectangle in one kernel: the attention, and the pages with the
     valid tokens' rows.
@@ -194,3 +218,4 @@ class Implementation(NamedTuple):
     append_and_attend: AppendAndAttend | None = None  # where one kernel does both
     page_bounds: PageBounds | None = None  # None: XLA's products (`layers/sparse/quest.py`)
     index_scores: IndexScores | None = None  # None: XLA's products (`layers/mixers/indexer.py`)
+    attend_stretches: AttendStretches | None = None  # None: the reference's

@@ -60,9 +60,8 @@ def limit(demand: Demand, device: Device) -> str | None:
         return contract.FIRST_TOKENS
     if page_format.is_quantized:
         return f"reads no {dtype} caches: leave model.cache_format out"
-    if demand.index_width and (
-        reason := gpu_index.limit(demand.index_width, page_tokens)
-    ):
+    page_entries = page_tokens // demand.stride
+    if demand.index_width and (reason := gpu_index.limit(demand.index_width, page_entries)):
         return reason
     if dtype not in _DTYPES:
         return f"reads pages of {' or '.join(_DTYPES)}, not {dtype}: set model.dtype=bfloat16"
@@ -103,6 +102,7 @@ def attend_pages(
     *,
     num_splits: int | None = None,
     num_stages: int | None = None,
+    beside: jax.Array | None = None,
     interpret: object = None,
 ) -> jax.Array:
     """`contract.AttendPages`; `limit` refuses `options.deterministic`. No pages are read for tokens
@@ -116,6 +116,7 @@ def attend_pages(
             as many as fill the device.
         num_stages: pages that a block is loading or using, at most `most_stages`; None: the tuned
             number, else 4 where they fit. With 2, two blocks may share a multiprocessor.
+        beside: pages of single latents, whose row r a table of single latents names by ~r.
         interpret: `InterpretGPUParams`: interpreted, on any device.
     """
     (Y, W, N, H), page_tokens = q_YWNH.shape, pages.shape[1]
@@ -147,7 +148,10 @@ def attend_pages(
     is_whole = num_splits == 1 and options.sinks_N is None
     out_rows = width * G if is_whole else tiling.num_rows
     if is_latent:
-        attend = functools.partial(gpu_latent.attend_splits, value_width=page_format.value_width)
+        attend = functools.partial(
+            gpu_latent.attend_splits, value_width=page_format.value_width,
+            beside=None if beside is None else page_rows.decode(beside),
+        )  # fmt: skip
     else:
         attend = functools.partial(_attend_splits, out_rows=out_rows)
     values_ZKXUH, stats_ZKX2U = attend(

@@ -80,6 +80,7 @@ def attend_splits(
     is_whole: bool,
     num_stages: int,
     score_cap: float | None,
+    beside: jax.Array | None,
     interpret: object,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Attention of each split alone, as `gpu.py`'s: weighted values, float32 [Z, K, X, 64, C], and
@@ -88,15 +89,17 @@ def attend_splits(
     """
     (Z, K, num_rows, H), tile_tokens, X = q_ZKUH.shape, _PAGE_TOKENS, start_ZX.shape[1]
     is_chosen = pages.shape[1] == 1  # the table names single tokens
+    sources = [pages] if beside is None else [pages, beside]
     if is_chosen:
-        pages = pages.reshape(-1, H)
+        sources = [rows.reshape(-1, H) for rows in sources]
     dtype, bounds_ZU = pages.dtype, jax.tree.leaves(bounds)
     width = value_width // _READERS
 
     def kernel(
-        q_ref, pages_ref, table_ref, bounds_ref, start_ref, stop_ref, values_ref, *stats_refs,
+        q_ref, table_ref, bounds_ref, start_ref, stop_ref, *refs,
         q_smem, bounds_smem, pages_smem, stats_smem, q_arrived, bounds_arrived, arrived, consumed,
     ):  # fmt: skip
+        source_refs, (values_ref, *stats_refs) = refs[: len(sources)], refs[len(sources) :]
         b, split, tile = (lax.axis_index(name) for name in ("row", "split", "tile"))
         warpgroup = lax.axis_index("warpgroup")
         start, stop = start_ref[b, split], stop_ref[b, split]
@@ -153,11 +156,11 @@ def attend_splits(
                     plgpu.barrier_wait(consumed.at[stage])
 
                 if not is_chosen:
-                    page = pages_ref.at[table_ref[b, j]]
+                    page = source_refs[0].at[table_ref[b, j]]
                     plgpu.copy_gmem_to_smem(page, pages_smem.at[stage], arrived.at[stage])
                     return
                 ids = table_ref.at[b, pl.ds(j * tile_tokens, tile_tokens)]
-                gpu_gather.start(ids, (pages_ref,), pages_smem.at[stage], interpret)
+                gpu_gather.start(ids, tuple(source_refs), pages_smem.at[stage], interpret)
 
                 @pl.when(j > start)
                 def _():
@@ -199,5 +202,5 @@ def attend_splits(
         kernel_name="paged_latent_attention",
         compiler_params=hopper.compiler_params(score_cap),
         interpret=interpret,
-    )(q_ZKUH, pages, table_ZP, jnp.stack(bounds_ZU, axis=1), start_ZX, stop_ZX)
+    )(q_ZKUH, table_ZP, jnp.stack(bounds_ZU, axis=1), start_ZX, stop_ZX, *sources)
     return values_ZKXUC, stats_ZKX2U[0] if stats_ZKX2U else None

@@ -12,7 +12,10 @@ from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
 from configs.cache import PageFormat
 from layers import page_rows
-from layers.kernels.attention import gpu, gpu_bounds, gpu_index
+from layers.kernels.attention import gpu, gpu_bounds, gpu_index, gpu_stretches
+from layers.kernels.attention.contract import Options
+from layers.kernels.attention.mask import MaskBounds
+from layers.kernels.attention.reference import Stretch
 from layers.ragged import Rectangle
 from layers.sparse import chosen
 from tests import compiling
@@ -249,3 +252,74 @@ def test_500_random_choices(name):
     for seed in range(1, 101):
         lengths = np.random.default_rng(seed).integers(0, 512, 2)
         _check_chosen(_CHOSEN[name], lengths.tolist(), seed)
+
+
+class Stretches(NamedTuple):
+    """Queries over the newest tokens, one by one, and over entries of the past."""
+
+    num_heads: int
+    width: int  # of keys, which are the values, too
+    tokens: int  # W
+    entry_rows: int  # of a page of entries
+    window: int = 100
+    dtype: str = "bfloat16"
+    num_splits: int | None = None
+
+
+_STRETCHES = {
+    "deepseek-v4": Stretches(64, 512, 1, 32),
+    "entries alone in their pages, drafts": Stretches(16, 128, 3, 1, dtype="float16", num_splits=2),
+}
+
+
+def _check_stretches(case, lengths, seed):
+    """What no query sees is NaN, in values, too."""
+    generator, dtype, C = np.random.default_rng(seed), jnp.dtype(case.dtype), case.width
+    N, W, Y, S = case.num_heads, case.tokens, len(lengths), 256
+    valid_YW = np.arange(W) < np.array(lengths)[:, None]
+    last_YW = np.maximum(np.array(lengths)[:, None] - W + np.arange(W), 0).astype(np.int32)
+    first_YW = np.maximum(last_YW - case.window + 1, 0)
+    entry_YW = (last_YW + 1) // 4 - 1  # -1: none
+    q_YWNC = (generator.standard_normal((Y, W, N, C)) * C**-0.5).astype(dtype)
+    sinks_N = np.float32(generator.standard_normal(N))
+    stretches, rows = [], []
+    for first, last, page_tokens in ((first_YW, last_YW, 64), (None, entry_YW, case.entry_rows)):
+        row_YSC = generator.standard_normal((Y, S, C)).astype(dtype)
+        row_YSC[np.arange(S) > last.max(1)[:, None]] = np.nan
+        pages, table_YP = _in_pages(row_YSC, page_tokens, generator)
+        stretches.append(Stretch(pages, table_YP, MaskBounds(last, first)))
+        rows.append(row_YSC)
+    out_YWNC = _interpreted(
+        functools.partial(
+            lambda q, stretches, valid, sinks_N, **sizes: gpu_stretches.attend_stretches(
+                q, stretches, valid, PageFormat(1, C, C, True, case.dtype),
+                Options(sinks_N=sinks_N), **sizes,
+            ),
+            num_splits=case.num_splits,
+        ),
+        q_YWNC, tuple(stretches), valid_YW, sinks_N,
+    )  # fmt: skip
+    expected = np.zeros((Y, W, N, C))
+    for y, w in zip(*np.nonzero(valid_YW), strict=True):
+        near = rows[0][y, first_YW[y, w] : last_YW[y, w] + 1]
+        read_SC = np.float64(np.concatenate([near, rows[1][y, : entry_YW[y, w] + 1]]))
+        scores = np.concatenate(
+            [np.float64(q_YWNC[y, w]) @ read_SC.T, np.float64(sinks_N[:, None])], axis=1
+        )
+        weights = np.exp(scores - scores.max(1, keepdims=True))
+        expected[y, w] = (weights / weights.sum(1, keepdims=True))[:, :-1] @ read_SC
+    bound = 2.0 ** -(7 if case.dtype == "bfloat16" else 10)
+    np.testing.assert_allclose(out_YWNC[valid_YW], expected[valid_YW], rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("name", _STRETCHES)
+def test_attention_to_tokens_and_entries(name):
+    _check_stretches(_STRETCHES[name], (0, 3, 250), 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _STRETCHES)
+def test_500_random_batches_of_tokens_and_entries(name):
+    for seed in range(1, 251):
+        lengths = np.random.default_rng(seed).integers(0, 257, 2)
+        _check_stretches(_STRETCHES[name], lengths.tolist(), seed)
