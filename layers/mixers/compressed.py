@@ -19,9 +19,8 @@ from configs.model import ModelConfig
 from layers import norm, page_rows
 from layers.backends import backends
 from layers.kernels.attention import api, reference
-from layers.kernels.attention.contract import Options
+from layers.kernels.attention.contract import Options, Stretch
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
-from layers.kernels.attention.reference import Stretch
 from layers.kv_cache import Indexed, Pooled
 from layers.linear import each_linear, linear, project_out
 from layers.mixers import attention, indexer

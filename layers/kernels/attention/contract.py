@@ -4,16 +4,14 @@ It decides the layout of its pages: axis 0 is pages, axis 1 their tokens, the ot
 it. Copies on write and page swapping move whole pages and never look inside.
 """
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 
 from configs.cache import PageFormat
+from layers.kernels.attention.mask import MaskBounds
 from layers.kernels.device import Device
 from layers.ragged import Ragged, Rectangle
-
-if TYPE_CHECKING:
-    from layers.kernels.attention.reference import Stretch
 
 
 class Demand(NamedTuple):
@@ -171,6 +169,16 @@ class IndexScores(Protocol):
     ) -> jax.Array: ...
 
 
+class Stretch(NamedTuple):
+    """A part of the pages that queries read: a table i32[Y, P], or of each KV head [Y, K, P], whose
+    P page tokens are a multiple of 128, and bounds by index in the stretch.
+    """
+
+    pages: jax.Array
+    table_YP: jax.Array
+    bounds: MaskBounds
+
+
 class AttendStretches(Protocol):
     """Returns one softmax over two stretches of pages of a format, the newest tokens and entries of
     several tokens: [Y, W, N, value width] of float32, arbitrary where a token is not valid.
@@ -184,7 +192,7 @@ class AttendStretches(Protocol):
     def __call__(
         self,
         q_YWNH: jax.Array,
-        stretches: "tuple[Stretch, ...]",
+        stretches: tuple[Stretch, ...],
         valid_YW: jax.Array,
         page_format: PageFormat,
         options: Options = PLAIN,

@@ -32,8 +32,8 @@ def start(ids_ref: Any, sources: tuple[Any, ...], target: Any, interpret: object
     """
     if interpret:
         ids = ids_ref[...]
-        first, *others = (source[...][jnp.where(ids < 0, ~ids, ids)] for source in sources)
-        target[...] = jnp.where((ids < 0)[:, None], *others, first) if others else first
+        rows = [source[...][jnp.where(ids < 0, ~ids, ids)] for source in sources]
+        target[...] = jnp.where((ids < 0)[:, None], rows[-1], rows[0])
         return
     plain, tiled = plgpu.RefType(), plgpu.RefType(hopper.operand_layout(target.dtype))
     arguments = plain, (plain,) * len(sources), tiled
@@ -94,5 +94,6 @@ def _wait(later: int, context: Any) -> None:
 
 def _ptx(text: str, operands: list[Any], constraints: str) -> None:
     void = ir.Type.parse("!llvm.void")
-    llvm.inline_asm(void, operands, text, f"{constraints},~{{memory}}".lstrip(","),
-                    has_side_effects=True)
+    llvm.inline_asm(
+        void, operands, text, f"{constraints},~{{memory}}".lstrip(","), has_side_effects=True
+    )

@@ -33,7 +33,9 @@ _BLOCKS_A_CORE = 2  # that shared memory has room for
 def limit(index_width: int, page_entries: int) -> str | None:
     """Which keys of an indexer the kernel does not read: a phrase as `contract.Limit`'s."""
     if index_width % _KEY_PARTS:
-        return f"scores keys of an indexer of a multiple of {_KEY_PARTS} elements, not {index_width}"
+        return (
+            f"scores keys of an indexer of a multiple of {_KEY_PARTS} elements, not {index_width}"
+        )
     if page_entries % 8 or max(page_entries, ROWS) % min(page_entries, ROWS):
         return f"scores an indexer's keys in pages of 8, 16, 32, 64 or 128, not {page_entries}"
     return None
@@ -57,7 +59,7 @@ def index_scores(
         num_splits: blocks that share a row's keys; None: as many as fill the device.
         interpret: `InterpretGPUParams`: interpreted, on any device.
     """
-    (Y, W, num_heads, X), page_tokens = q_YWIX.shape, pages.shape[1]
+    (Y, W, num_heads, _), page_tokens = q_YWIX.shape, pages.shape[1]
     tiles = -(-W // _MOST_TOKENS)
     width = -(-W // tiles)
     padding = -W % width, -num_heads % _HEAD_PARTS

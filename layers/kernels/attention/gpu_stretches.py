@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from configs.cache import PageFormat
 from layers.kernels.attention import gpu
-from layers.kernels.attention.contract import PLAIN, Options
-from layers.kernels.attention.reference import Stretch
+from layers.kernels.attention.contract import PLAIN, Options, Stretch
 from layers.ragged import Rectangle
 
 

@@ -7,7 +7,7 @@ set the cost and nothing is compiled for them.
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from configs.cache import BLOCK_TOKENS, PageFormat
 from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
 from layers import page_rows
-from layers.kernels.attention.contract import PLAIN, Demand, Options
+from layers.kernels.attention.contract import PLAIN, Demand, Options, Stretch
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.device import Device
 from layers.linear import soft_cap
@@ -30,16 +30,6 @@ _BLOCK_DIAGONAL_ROWS = 16  # up to here, query rows are too few to pay for trans
 # is a multiple of 16 and the product no wider than this; with AMX, whose tiles are 32 elements
 # deep, heads have to be whole tiles too.
 _STEADY_ROWS, _STEADY_WIDTH, _STEADY_HEAD = 16, 1024, 32
-
-
-class Stretch(NamedTuple):
-    """A part of the pages that queries read: a table i32[Y, P], or of each KV head [Y, K, P], whose
-    P page tokens are a multiple of 128, and bounds by index in the stretch.
-    """
-
-    pages: jax.Array
-    table_YP: jax.Array
-    bounds: MaskBounds
 
 
 def attend_dense(

@@ -13,9 +13,8 @@ from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 from configs.cache import PageFormat
 from layers import page_rows
 from layers.kernels.attention import gpu, gpu_bounds, gpu_index, gpu_stretches
-from layers.kernels.attention.contract import Options
+from layers.kernels.attention.contract import Options, Stretch
 from layers.kernels.attention.mask import MaskBounds
-from layers.kernels.attention.reference import Stretch
 from layers.ragged import Rectangle
 from layers.sparse import chosen
 from tests import compiling
