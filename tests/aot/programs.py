@@ -18,7 +18,7 @@ from configs.heads import DFlash
 from configs.kinds import params
 from configs.kinds.compressed import Compressed
 from configs.kinds.kind import Mixer
-from configs.kinds.latent import Indexer
+from configs.kinds.latent import Indexer, Latent
 from configs.mesh import Mesh
 from configs.model import ModelConfig
 from configs.recipes import heads
@@ -47,6 +47,9 @@ SPARSE = Compressed(
     64, 512, 1024, 64, groups=8, group_rank=1024, window=128, stride=4, overlaps=True,
     indexer=Indexer(64, 128, 512),
 )  # fmt: skip
+# Of DeepSeek-V3.2, and Quest's pages of Llama 3 8B.
+INDEXED = Latent(128, 512, 64, 128, 128, query_rank=1536, indexer=Indexer(64, 128, 2048))
+QUEST = dataclasses.replace(presets.get("llama3-8b").config.layers[0].mixer, token_budget=1024)
 HEAVY = dataclasses.replace(SPARSE, stride=128, overlaps=False, indexer=None)
 
 
@@ -199,10 +202,15 @@ def launches(executable: Any, scope: str) -> list[str]:
 
 
 def counted(
-    device: Any, shape: StepShape, page_tokens: int, attention: str, num_layers: int
+    device: Any,
+    shape: StepShape,
+    page_tokens: int,
+    attention: str,
+    num_layers: int,
+    mixer: Mixer | None = None,
 ) -> Any:
     """What a step asks of the device and the host."""
-    executable, _, _ = compiled_step(device, shape, page_tokens, attention, num_layers)
+    executable, _, _ = compiled_step(device, shape, page_tokens, attention, num_layers, mixer)
     return program.read(executable.as_text())
 
 
@@ -234,6 +242,21 @@ def check_entries(device: Any, mixer: Mixer, most_temporary: int) -> None:
         assert owned <= memory.alias_size_in_bytes < owned + MEGABYTE
         assert memory.temp_size_in_bytes < most_temporary * MEGABYTE
         assert not any(copies(executable, pages) for pages in jax.tree.leaves(cache))
+
+
+def check_no_context_is_gathered(
+    device: Any, shape: StepShape, page_tokens: int, attention: str, mixer: Mixer, context: int
+) -> None:
+    """No launch of XLA's in attention writes as many elements as what its queries read has, the
+    cache's own leaves aside.
+    """
+    executable, cache, _ = compiled_step(device, shape, page_tokens, attention, 2, mixer)
+    leaves = {math.prod(leaf.shape) for leaf in jax.tree.leaves(cache)}
+    for launch in program.instructions(executable.as_text()):
+        is_xla = launch.is_launch and launch.opcode != "custom-call"
+        if is_xla and "/attend/" in launch.op_name:
+            sizes = {_elements(array) for array in re.findall(r"\w+\[[\d,]+\]", launch.shape)}
+            assert max(sizes - leaves, default=0) < context, launch.name
 
 
 def copies(executable: Any, leaf: Any) -> list[str]:

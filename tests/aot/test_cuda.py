@@ -62,6 +62,29 @@ def test_a_step_that_draws_has_no_branch():
     programs.check_the_host_never_waits(step)
 
 
+_CHOOSING = {  # mixer, page tokens, launches of attention a layer, elements that 16 queries read
+    "deepseek-v3.2": (programs.INDEXED, 64, 10, 16 * 2048 * 576),
+    "quest": (programs.QUEST, 64, 14, 16 * 1024 * 2048),
+    "deepseek-v4, chosen entries": (programs.SPARSE, 128, 9, 16 * 640 * 512),
+    "deepseek-v4, all entries": (programs.HEAVY, 128, 3, 16 * 160 * 512),
+}
+
+
+@pytest.mark.parametrize("name", _CHOOSING)
+def test_a_step_whose_queries_choose(name, ptxas):
+    """No loop over blocks of keys, which the host would wait for, and no context in memory."""
+    mixer, page_tokens, most, context = _CHOOSING[name]
+    case = programs.device("h200"), programs.DECODE, page_tokens, "pallas_gpu"
+    one, two = (programs.counted(*case, layers, mixer) for layers in (1, 2))
+    added = programs.launches_a_layer(one, two)
+    print(added)
+    programs.check_the_host_never_waits(two)
+    assert added["attend"] <= most
+    programs.check_no_context_is_gathered(*case, mixer, context)
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", ptxas())
+    assert set(spills) == {("0", "0")}
+
+
 _LLAMA = programs.Attention(32, 1, (32, 8), 128, 64)
 _CASES = {  # and registers a thread, and tuned sizes
     "llama3-8b": (_LLAMA, 160),
@@ -130,6 +153,7 @@ _LATENTS = {  # and tuned sizes
     "deepseek-v3, trees": (_DEEPSEEK._replace(num_heads=16, width=16, has_trees=True),),
     "deepseek-v3, prefill": (_DEEPSEEK._replace(rows=2, width=64),),
     "narrow latents": (_DEEPSEEK._replace(num_heads=16, rank=128, dtype="float16"),),
+    "large pages": (_DEEPSEEK._replace(num_heads=16, page_tokens=128),),
 }
 
 

@@ -68,7 +68,7 @@ def limit(demand: Demand, device: Device) -> str | None:
     if page_tokens not in _PAGE_TOKENS:
         return f"reads pages of 64 or 128 tokens, not {page_tokens}: set engine.cache.page_tokens"
     if page_format.values_in_keys:
-        return gpu_latent.limit(demand.num_heads, page_format, page_tokens)
+        return gpu_latent.limit(demand.num_heads, page_format)
     if (reason := contract.uneven_limit(page_format)) is not None:
         return reason
     if H not in _HEAD_WIDTHS:
@@ -119,10 +119,8 @@ def attend_pages(
         beside: pages of single latents, whose row r a table of single latents names by ~r.
         interpret: `InterpretGPUParams`: interpreted, on any device.
     """
-    (Y, W, N, H), page_tokens = q_YWNH.shape, pages.shape[1]
-    if page_tokens == 1:  # the table names single tokens, which become tiles
-        page_tokens = ROWS
-    is_latent, device = page_format.values_in_keys, target_device()
+    (Y, W, N, H), is_latent, device = q_YWNH.shape, page_format.values_in_keys, target_device()
+    page_tokens = ROWS if is_latent else pages.shape[1]  # latents of any pages are read in tiles
     if num_splits is None and num_stages is None and not is_latent:
         K = page_format.kv_heads
         if gpu_prefill.suits(q_YWNH.shape, K, options, device):

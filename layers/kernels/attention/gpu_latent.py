@@ -31,21 +31,15 @@ from layers.kernels.attention import gpu_gather, hopper
 from layers.kernels.attention.hopper import ROWS, SHARED_BYTES
 from layers.kernels.attention.mask import MaskBounds
 
-_PAGE_TOKENS = 64
 _KEY_PARTS, _VALUE_PARTS, _MOST_VALUES = 64, 128, 512
 _READERS = 2  # warpgroups that share the value columns
 # Registers a thread: 168 each at first, of which who fetches needs few.
 _READER_REGISTERS, _FETCHER_REGISTERS = 232, 40
 
 
-def limit(num_heads: int, page_format: PageFormat, page_tokens: int) -> str | None:
+def limit(num_heads: int, page_format: PageFormat) -> str | None:
     """What is no format of latents that the kernel reads: a phrase as `contract.Limit`'s."""
     H, C = page_format.key_width, page_format.value_width
-    if page_tokens != _PAGE_TOKENS:
-        return (
-            f"reads latents in pages of {_PAGE_TOKENS} tokens, not {page_tokens}: "
-            "set engine.cache.page_tokens"
-        )
     if C % _VALUE_PARTS or C > _MOST_VALUES:
         return f"has latents of a multiple of {_VALUE_PARTS} up to {_MOST_VALUES}, not {C}"
     if H % _KEY_PARTS:
@@ -65,7 +59,7 @@ def head_tiles(num_heads: int) -> int:
 def most_stages(width: int) -> int:
     """Pages that a block's shared memory has room for beside its queries."""
     fixed_bytes = 2 * ROWS * width + (4 << 10)  # bounds, statistics, alignment
-    return (SHARED_BYTES - fixed_bytes) // (2 * _PAGE_TOKENS * width)
+    return (SHARED_BYTES - fixed_bytes) // (2 * ROWS * width)
 
 
 def attend_splits(
@@ -87,11 +81,11 @@ def attend_splits(
     maximum (base 2) and mass of their weights, float32 [Z, K, X, 2, 64]; or, where a split
     `is_whole`, their quotient, in the pages' dtype, and None.
     """
-    (Z, K, num_rows, H), tile_tokens, X = q_ZKUH.shape, _PAGE_TOKENS, start_ZX.shape[1]
+    (Z, K, num_rows, H), X = q_ZKUH.shape, start_ZX.shape[1]
     is_chosen = pages.shape[1] == 1  # the table names single tokens
-    sources = [pages] if beside is None else [pages, beside]
-    if is_chosen:
-        sources = [rows.reshape(-1, H) for rows in sources]
+    page_tiles = pages.shape[1] // ROWS
+    tile = (H,) if is_chosen else (ROWS, H)
+    sources = [rows.reshape(-1, *tile) for rows in (pages, beside) if rows is not None]
     dtype, bounds_ZU = pages.dtype, jax.tree.leaves(bounds)
     width = value_width // _READERS
 
@@ -122,9 +116,7 @@ def attend_splits(
                 scores_US = hopper.scores(q, pages_smem.at[stage], interpret)
                 fields_U = [bounds_smem[i] for i in range(len(bounds_ZU))]
                 bounds_U = jax.tree.unflatten(jax.tree.structure(bounds), fields_U)
-                sums, weights_US = hopper.weigh(
-                    sums, scores_US, j * tile_tokens, bounds_U, score_cap
-                )
+                sums, weights_US = hopper.weigh(sums, scores_US, j * ROWS, bounds_U, score_cap)
                 values = pages_smem.at[stage, :, columns]
                 sums = hopper.add_values(sums, weights_US, values, interpret)
                 is_awaited = j + num_stages < stop
@@ -156,10 +148,12 @@ def attend_splits(
                     plgpu.barrier_wait(consumed.at[stage])
 
                 if not is_chosen:
-                    page = source_refs[0].at[table_ref[b, j]]
-                    plgpu.copy_gmem_to_smem(page, pages_smem.at[stage], arrived.at[stage])
+                    page = table_ref[b, lax.div(j, jnp.int32(page_tiles))]
+                    nth = page * page_tiles + lax.rem(j, jnp.int32(page_tiles))
+                    tokens = source_refs[0].at[nth]
+                    plgpu.copy_gmem_to_smem(tokens, pages_smem.at[stage], arrived.at[stage])
                     return
-                ids = table_ref.at[b, pl.ds(j * tile_tokens, tile_tokens)]
+                ids = table_ref.at[b, pl.ds(j * ROWS, ROWS)]
                 gpu_gather.start(ids, tuple(source_refs), pages_smem.at[stage], interpret)
 
                 @pl.when(j > start)
@@ -182,7 +176,7 @@ def attend_splits(
     scratch: dict[str, pl.MemoryRef | plgpu.Barrier] = dict(
         q_smem=plgpu.SMEM((1, ROWS, H), dtype, transforms=tiles),
         bounds_smem=plgpu.SMEM((len(bounds_ZU), ROWS), jnp.int32),
-        pages_smem=plgpu.SMEM((num_stages, tile_tokens, H), dtype, transforms=tiles),
+        pages_smem=plgpu.SMEM((num_stages, ROWS, H), dtype, transforms=tiles),
         stats_smem=plgpu.SMEM((2, ROWS), jnp.float32),
         q_arrived=plgpu.Barrier(),
         bounds_arrived=plgpu.Barrier(),

@@ -192,11 +192,11 @@ _LATENTS = {  # N, C, R, query tokens, dtype, window, cap, sinks, masks
 _LATENT_KERNELS = ["reference", "pallas_gpu", "pallas_tpu"]
 
 
-def _check_latents(name, case, lengths, seed, **sizes):
+def _check_latents(name, case, lengths, seed, page_tokens=64, **sizes):
     """All heads read one row a token, whose first elements are the value, too."""
     N, C, R, width, dtype, window, cap, has_sinks, masks = case
     drawn = paged_case.Case(
-        lengths, (N, 1), 64, width, dtype, seed, C + R, (C + R) ** -0.5,
+        lengths, (N, 1), page_tokens, width, dtype, seed, C + R, (C + R) ** -0.5,
         value_width=C, values_in_keys=True, **masks,
     )  # fmt: skip
     sinks_N = None
@@ -224,6 +224,12 @@ def test_latents_of_deepseek_v3(name):
     """128 heads, a latent vector of 512 and a rotary key of 64."""
     case = 128, 512, 64, 1, "bfloat16", None, None, False, {}
     _check_latents(name, case, (0, 200), 0, twice=True)
+
+
+def test_latents_in_large_pages():
+    """Of which splits begin in the middle."""
+    for sizes in ({}, {"num_splits": 2}):
+        _check_latents("pallas_gpu", _LATENTS["one token"], (1, 65, 300), 1, 128, **sizes)
 
 
 @pytest.mark.parametrize("sizes", [{"num_splits": 3}, {"num_stages": 1}, {"num_stages": 5}])

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import pytest
 
+from configs import presets
 from configs.cache import keys_values
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
@@ -150,10 +151,8 @@ def test_kernels_read_latents():
     ("asked", "reason"),
     [
         ({"dtype": "float32"}, "bfloat16 or float16, not float32: set model.dtype"),
-        (
-            {"page_tokens": 128},
-            "latents in pages of 64 tokens, not 128: set engine.cache.page_tokens",
-        ),
+        ({"page_tokens": 16}, "64 or 128 tokens, not 16: set engine.cache.page_tokens"),
+        ({"index_width": 96}, "keys of an indexer of a multiple of 64 elements, not 96"),
         ({"value_width": 192}, "latents of a multiple of 128 up to 512, not 192"),
         ({"value_width": 640, "key_width": 704}, "latents of a multiple of 128 up to 512, not 640"),
         ({"key_width": 544}, "rotary keys of a multiple of 64, not 32"),
@@ -164,6 +163,21 @@ def test_kernels_read_latents():
 )
 def test_the_hopper_kernel_for_latents_names_its_limits(asked, reason):
     assert reason in gpu.limit(_latents(**asked), _H200)
+
+
+@pytest.mark.parametrize("name, changes, on_tpu", [
+    ("deepseek-v3.2", {}, "reference"), ("llama3-8b", {"token_budget": 1024}, "reference"),
+    ("deepseek-v4-flash", {}, "pallas_tpu"),
+])  # fmt: skip
+def test_kernels_serve_queries_that_choose_on_hopper(monkeypatch, name, changes, on_tpu):
+    """Tokens by an indexer, pages, and entries of several tokens; a TPU's kernel has none of these,
+    and V4's layers without entries.
+    """
+    model = presets.get(name).config.with_kinds(**changes)
+    engine = EngineConfig.of(max_context=4096, cache_bytes=8 << 30)
+    for device, expected in ((_H200, "pallas_gpu"), (_V6E, on_tpu)):
+        monkeypatch.setattr(api, "target_device", lambda device=device: device)
+        assert api.choose(Config(model, engine).for_platform(device.platform)).name == expected
 
 
 def test_the_tpu_kernel_pads_latents_to_whole_lanes():
