@@ -96,6 +96,9 @@ def _scores(
         q_ref, weights_ref, boxes_ref, table_ref, num_tiles_ref, scores_ref,
         q_smem, weights_smem, keys_smem, scores_smem, q_arrived, weights_arrived, arrived,
     ):  # fmt: skip
+        if not interpret:  # which runs launches one after another
+            plgpu.griddepcontrol_wait()
+            plgpu.griddepcontrol_launch_dependents()
         y, tile, split = (lax.axis_index(name) for name in ("row", "tile", "split"))
         num_tiles = num_tiles_ref[y]
         share = lax.div(num_tiles + num_splits - 1, jnp.int32(num_splits))

@@ -25,10 +25,15 @@ pytestmark = pytest.mark.quick_code
 _INTERPRETER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))
 
 
-def _interpreted(function, *arguments, **sizes):
+@functools.cache
+def _program(function, case):
+    """A kernel of arrays, which several batches share."""
+    return compiling.jit(functools.partial(function, case))
+
+
+def _interpreted(function, case, *arguments):
     """What a kernel returns, without a race."""
-    program = compiling.jit(functools.partial(function, interpret=_INTERPRETER, **sizes))
-    result = np.asarray(program(*arguments))
+    result = np.asarray(_program(function, case)(*arguments))
     if _INTERPRETER.detect_races:
         assert not interpret_pallas_call.get_races().races_found
     return result
@@ -71,6 +76,12 @@ _SCORES = {
 }
 
 
+def _scores(case, *arguments):
+    sizes = {"num_splits": case.num_splits, "interpret": _INTERPRETER}
+    index_format = PageFormat(1, case.width, 0, False, case.dtype)
+    return gpu_index.index_scores(*arguments, index_format, **sizes)
+
+
 def _check_scores(case, counts, seed):
     """Keys that no row may look at are NaN."""
     generator = np.random.default_rng(seed)
@@ -82,10 +93,7 @@ def _check_scores(case, counts, seed):
     shape = Y, case.tokens, case.num_heads
     q_YWIX = generator.standard_normal((*shape, case.width)).astype(dtype)
     weights_YWI = np.float32(generator.standard_normal(shape))
-    scores_YWS = _interpreted(
-        functools.partial(gpu_index.index_scores, index_format=None, num_splits=case.num_splits),
-        q_YWIX, weights_YWI, pages, table_YP, count_Y,
-    )  # fmt: skip
+    scores_YWS = _interpreted(_scores, case, q_YWIX, weights_YWI, pages, table_YP, count_Y)
     products = np.einsum("YWIX,YSX->YWIS", *(np.float64(x) for x in (q_YWIX, k_YSX)))
     exact_YWS = np.einsum("YWI,YWIS->YWS", weights_YWI, np.maximum(products, 0))
     is_counted_YWS = np.broadcast_to((np.arange(S) < count_Y[:, None])[:, None], exact_YWS.shape)
@@ -123,6 +131,11 @@ _BOUNDS = {
 }
 
 
+def _bounds(case, *arguments):
+    page_format = PageFormat(case.heads[1], case.width, case.width, False, case.dtype)
+    return gpu_bounds.page_bounds(*arguments, page_format, interpret=_INTERPRETER)
+
+
 def _check_bounds(case, counts, seed):
     """Of the parts of queries as they are stored. What no row may look at is NaN, and so is one
     head of a page.
@@ -136,12 +149,7 @@ def _check_bounds(case, counts, seed):
     extremes[[0, *table_YP[~is_counted_YP]]] = np.nan
     extremes[table_YP[-1, 0], 1, :H] = np.nan
     q_YWNH = generator.standard_normal((Y, W, N, H)).astype(dtype)
-    bounds_YWKP = _interpreted(
-        functools.partial(
-            gpu_bounds.page_bounds, page_format=PageFormat(K, H, H, False, case.dtype)
-        ),
-        q_YWNH, _stored(extremes), table_YP, count_Y,
-    )  # fmt: skip
+    bounds_YWKP = _interpreted(_bounds, case, q_YWNH, _stored(extremes), table_YP, count_Y)
     q_YWKGH = np.float32(q_YWNH).reshape(Y, W, K, -1, H)
     signed = (bound(q_YWKGH, 0).sum(3).astype(dtype) for bound in (np.minimum, np.maximum))
     pages_YPSKH = np.float64(extremes).reshape(-1, 2, K, H)[table_YP]
@@ -179,6 +187,10 @@ class Chosen(NamedTuple):
     dtype: str = "bfloat16"
     num_splits: int | None = None
 
+    @property
+    def is_latent(self):
+        return self.widths[0] != self.widths[1]
+
 
 _CHOSEN = {
     "tokens of latents": Chosen((16, 1), (192, 128), 1, 64, 200),
@@ -189,13 +201,28 @@ _CHOSEN = {
 }
 
 
+def _attend(case, q_YWNH, pages, rectangle, index_YWKJ, count_YW):
+    (N, K), (H, V), table_YP = case.heads, case.widths, rectangle.tables[0]
+    if case.is_latent:
+        table = chosen.single_entries(table_YP, index_YWKJ[:, :, 0], case.page_tokens)
+        pages = chosen.as_single_entries(pages)
+    else:
+        table = chosen.entries(table_YP, index_YWKJ, case.page_tokens)
+    out = gpu.attend_pages(
+        q_YWNH.reshape(-1, 1, N, H), pages, chosen.each_query(rectangle, table, count_YW), 0,
+        PageFormat(K, H, V, case.is_latent, case.dtype), num_splits=case.num_splits,
+        interpret=_INTERPRETER,
+    )  # fmt: skip
+    return out.reshape(*q_YWNH.shape[:3], V)
+
+
 def _check_chosen(case, lengths, seed):
     """Random choices, of short rows all that they have."""
     generator = np.random.default_rng(seed)
     (N, K), (H, V), W, page_tokens = case.heads, case.widths, case.tokens, case.page_tokens
-    is_latent, S, Y, dtype = H != V, 512, len(lengths), jnp.dtype(case.dtype)
-    unit = 1 if is_latent else page_tokens
-    page_format = PageFormat(K, H, V, is_latent, case.dtype)
+    S, Y, dtype = 512, len(lengths), jnp.dtype(case.dtype)
+    unit = 1 if case.is_latent else page_tokens
+    page_format = PageFormat(K, H, V, case.is_latent, case.dtype)
     q_YWNH = (generator.standard_normal((Y, W, N, H)) * H**-0.5).astype(dtype)
     rows_YSX = generator.standard_normal((Y, S, page_format.row_width)).astype(dtype)
     position_YW = np.maximum(np.array(lengths)[:, None] - W + np.arange(W), 0).astype(np.int32)
@@ -222,25 +249,17 @@ def _check_chosen(case, lengths, seed):
             expected[y, w, group] = weights @ row_SX[:, start : start + V]
     rectangle = Rectangle(np.arange(Y), position_YW, valid_YW, (table_YP,))
 
-    def attend(q_YWNH, pages, rectangle, index_YWKJ, count_YW, interpret):
-        table_YP = rectangle.tables[0]
-        if is_latent:
-            table = chosen.single_entries(table_YP, index_YWKJ[:, :, 0], page_tokens)
-            pages = chosen.as_single_entries(pages)
-        else:
-            table = chosen.entries(table_YP, index_YWKJ, page_tokens)
-        out = gpu.attend_pages(
-            q_YWNH.reshape(-1, 1, N, H), pages, chosen.each_query(rectangle, table, count_YW), 0,
-            page_format, num_splits=case.num_splits, interpret=interpret,
-        )  # fmt: skip
-        return out.reshape(Y, W, N, V)
-
-    out_YWNV = _interpreted(attend, q_YWNH, pages, rectangle, index_YWKJ, count_YW)
+    out_YWNV = _interpreted(_attend, case, q_YWNH, pages, rectangle, index_YWKJ, count_YW)
     bound = 2.0 ** -(7 if case.dtype == "bfloat16" else 10)
     np.testing.assert_allclose(out_YWNV[valid_YW], expected[valid_YW], rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("name", _CHOSEN)
+_LATER = "tokens, two tiles of heads, drafts", "large pages, drafts"
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.long if name in _LATER else ()) for name in _CHOSEN
+])  # fmt: skip
 def test_attention_to_what_queries_choose(name):
     _check_chosen(_CHOSEN[name], (0, 1, 70, 400), 0)
 
@@ -271,6 +290,14 @@ _STRETCHES = {
 }
 
 
+def _attend_stretches(case, q_YWNC, stretches, valid_YW, sinks_N):
+    page_format = PageFormat(1, case.width, case.width, True, case.dtype)
+    return gpu_stretches.attend_stretches(
+        q_YWNC, stretches, valid_YW, page_format, Options(sinks_N=sinks_N),
+        num_splits=case.num_splits, interpret=_INTERPRETER,
+    )  # fmt: skip
+
+
 def _check_stretches(case, lengths, seed):
     """What no query sees is NaN, in values, too."""
     generator, dtype, C = np.random.default_rng(seed), jnp.dtype(case.dtype), case.width
@@ -288,16 +315,8 @@ def _check_stretches(case, lengths, seed):
         pages, table_YP = _in_pages(row_YSC, page_tokens, generator)
         stretches.append(Stretch(pages, table_YP, MaskBounds(last, first)))
         rows.append(row_YSC)
-    out_YWNC = _interpreted(
-        functools.partial(
-            lambda q, stretches, valid, sinks_N, **sizes: gpu_stretches.attend_stretches(
-                q, stretches, valid, PageFormat(1, C, C, True, case.dtype),
-                Options(sinks_N=sinks_N), **sizes,
-            ),
-            num_splits=case.num_splits,
-        ),
-        q_YWNC, tuple(stretches), valid_YW, sinks_N,
-    )  # fmt: skip
+    arguments = q_YWNC, tuple(stretches), valid_YW, sinks_N
+    out_YWNC = _interpreted(_attend_stretches, case, *arguments)
     expected = np.zeros((Y, W, N, C))
     for y, w in zip(*np.nonzero(valid_YW), strict=True):
         near = rows[0][y, first_YW[y, w] : last_YW[y, w] + 1]
