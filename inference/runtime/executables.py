@@ -24,6 +24,8 @@ from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape
 from layers.backends import backends
 from layers.backends.backend import Backend
+from layers.kernels import autotune
+from layers.kernels.device import target_device
 from layers.kernels.linear import api as linear
 from layers.kernels.linear import packed
 from layers.kv_cache import Cache
@@ -58,6 +60,7 @@ class Executables:
         self._config, self._attention, self._mesh = config, attention, mesh
         # Weights are arguments of what is compiled here, and nothing of it writes them.
         self._backend = dataclasses.replace(backend, prefetches_weights=True)
+        self._device = target_device()
         state = meshes.spread(mesh, abstract((cache, slots)), (EVERY_CHIP, EACH_GROUP))
         self._arguments = abstract(params), *state
         self._files = files
@@ -127,11 +130,22 @@ class Executables:
 
     def _compile(self, shape: StepShape | None, lowered: Lowered) -> Compiled:
         if self._files is None or not self._files.is_cache:
-            return lowered.compile()
+            return self._compiled(lowered)
         with compilation_cache.disabled():
-            compiled = lowered.compile()
+            compiled = self._compiled(lowered)
         self._files.keep(_name(shape), self._arguments_of(shape), compiled)
         return compiled
+
+    def _compiled(self, lowered: Lowered) -> Compiled:
+        """With what was measured on such a device, if the compiler can read it."""
+        options = autotune.compiler_options(self._device) if self._backend.autotunes else {}
+        if options:
+            try:
+                return lowered.compile(compiler_options=options)
+            except jax.errors.JaxRuntimeError as error:
+                if not autotune.reject(self._device, error):
+                    raise
+        return lowered.compile()
 
     def _load(self, shape: StepShape | None) -> LoadedExecutable | None:
         if self._files is None:

@@ -22,6 +22,7 @@ class Gpu(Backend):
     # XLA would merge two products of the same rows into one, and copy their matrices together in
     # every step: a seventh of Mamba-2 2.7B's step with one row on an H200.
     compiler_options: tuple[tuple[str, object], ...] = (("xla_gpu_dot_merger_threshold_mb", 0),)
+    autotunes: bool = True
     looks_up_in_products: bool = True
 
     def runs_on(self, device: Device) -> bool:

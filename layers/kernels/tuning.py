@@ -18,9 +18,11 @@ kind itself, else those of the measured kind whose number of cores is nearest.
 
 import functools
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
+from configs.settings.kernels import ATTENTIONS
 from layers.kernels.device import Device, architecture
 
 PATH = Path(__file__).with_name("tuning.json")
@@ -57,5 +59,23 @@ def attention_class(rows: int, num_kv_heads: int, head_width: int, page_tokens: 
 
 @functools.cache
 def results() -> dict[str, dict[str, Any]]:
-    """The whole file."""
-    return json.loads(PATH.read_text(encoding="utf-8"))
+    """The whole file; {} with a warning where it is damaged."""
+    try:
+        entries: dict[str, dict[str, Any]] = json.loads(PATH.read_text(encoding="utf-8"))
+        for kind, entry in entries.items():
+            _check(kind, entry)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        logging.warning("%s is not used, kernels choose their sizes: %s", PATH, error)
+        return {}
+    return entries
+
+
+def _check(kind: str, entry: dict[str, Any]) -> None:
+    """Raises ValueError, AttributeError or TypeError for what `results` must not return."""
+    counts = [entry.get("cores", 1)]
+    for classes in entry.get("sizes", {}).values():
+        counts += [count for of_class in classes.values() for count in of_class.values()]
+    if not set(entry.get("attention", ())) <= set(ATTENTIONS):
+        raise ValueError(f"{kind}: attention lists some of {', '.join(ATTENTIONS)}")
+    if not all(isinstance(count, int) and count > 0 for count in counts):
+        raise ValueError(f"{kind}: cores and sizes are whole numbers from 1")

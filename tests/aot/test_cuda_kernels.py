@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -109,7 +111,7 @@ def test_a_kernel_stays_within_its_budget(case, dumped):
         assert kernel.bytes_in_flight >= budget.bytes_in_flight
 
 
-def _step(name: str, rows: int, format: str | None = None) -> tuple[AbsentEngine, StepShape]:
+def step_of(name: str, rows: int, format: str | None = None) -> tuple[AbsentEngine, StepShape]:
     """A greedy decode step of a preset with two layers."""
     model = dataclasses.replace(presets.get(name).config, num_layers=2)
     if format is not None:
@@ -148,7 +150,7 @@ def test_a_step_is_one_command_buffer_whose_kernels_wait(case, dumped, tmp_path,
     monkeypatch.setattr(backends, "of", lambda *arguments: dataclasses.replace(
         backend := backend_of(*arguments), compiler_options=(*backend.compiler_options, *options)
     ))  # fmt: skip
-    absent, shape = _step(*_STEPS[case])
+    absent, shape = step_of(*_STEPS[case])
     executable = absent.compiled(shape)
     (path,) = tmp_path.glob("*jit_step*thunk_sequence_after_thunk_passes.txt")
     thunks = re.findall(r"^\d+: (\w+)", path.read_text(), re.MULTILINE)
@@ -227,3 +229,30 @@ def test_a_kernel_that_reads_too_early_is_found_out(first, donated, dumped):
     else:
         with pytest.raises(AssertionError, match="reads .* before it waits"):
             _check_waits(executable.as_text(), kernels)
+
+
+_LOADING = """
+import logging, pathlib, sys
+from layers.kernels import autotune
+from tests.aot import test_cuda_kernels
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
+autotune.FOLDER = pathlib.Path(sys.argv[1])
+for rows in (16, 17):
+    engine, shape = test_cuda_kernels.step_of("llama3-8b", rows)
+    print("gemm_fusion" in engine.compiled(shape).as_text())
+"""
+
+
+@pytest.mark.parametrize("text, reason", [
+    ("version: 3\n", None),  # as XLA writes it where nothing was measured
+    ("version: 2\n", "Version mismatch in autotune results. Expected 3 but was 2"),
+    ("damaged {", "Failed to parse autotune results string."),
+])  # fmt: skip
+def test_a_step_is_compiled_with_measured_choices(text, reason, tmp_path):
+    """XLA reads such a file once in a process; without a valid one it chooses anew."""
+    path = tmp_path / f"nvidia-h200-jax-{jax.__version__}.txt"
+    path.write_text(text)
+    command = sys.executable, "-c", _LOADING, str(tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    line = f"{path} is not used, the compiler chooses anew: {reason}"
+    assert done.stdout.splitlines() == [*([line] if reason else []), "True", "True"]

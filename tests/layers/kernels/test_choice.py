@@ -10,7 +10,7 @@ from configs.cache import keys_values
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from inference.runtime import model_runner
-from layers.kernels import tuning
+from layers.kernels import autotune, tuning
 from layers.kernels.attention import api, ffi_cpu, gpu, gpu_latent, jax_tpu, reference, tpu
 from layers.kernels.attention.contract import Demand
 from layers.kernels.cpu import library
@@ -314,6 +314,50 @@ def test_sizes_are_those_of_the_nearest_device(monkeypatch):
         assert tuning.sizes("k", Device("gpu", kind, num_cores), "a") == {"n": n}
     assert tuning.winners("attention", Device("tpu", "TPU v6e", 1)) == ("t",)
     assert tuning.winners("attention", Device("tpu", "TPU v5e", 1)) is None
+
+
+@pytest.mark.parametrize("text", [
+    '{"NVIDIA H200": ', "[]", '{"NVIDIA H200": []}', '{"NVIDIA H200": {"attention": ["fastest"]}}',
+    '{"NVIDIA H200": {"sizes": {"pallas_gpu": {"a": {"num_splits": "2"}}}}}',
+    '{"NVIDIA H200": {"sizes": {"pallas_gpu": 2}}}',
+])  # fmt: skip
+def test_a_damaged_file_of_measurements_is_not_used(monkeypatch, tmp_path, caplog, text):
+    """A line says so once, and the back end's kernels are chosen, with sizes of their own."""
+    path = tmp_path / "tuning.json"
+    path.write_text(text)
+    monkeypatch.setattr(tuning, "PATH", path)
+    monkeypatch.setattr(api, "target_device", lambda: _H200)
+    tuning.results.cache_clear()
+    try:
+        assert tuning.winners("attention", _H200) is None
+        assert tuning.sizes("pallas_gpu", _H200, "a") == {}
+        config = dataclasses.replace(_config(None), engine=EngineConfig()).for_platform("gpu")
+        assert api.choose(config).name == "pallas_gpu"
+    finally:
+        tuning.results.cache_clear()
+    (line,) = caplog.messages
+    assert line.startswith(f"{path} is not used, kernels choose their sizes: ") and "\n" not in line
+
+
+def test_choices_of_a_compiler_are_loaded_by_kind_and_version(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(autotune, "FOLDER", tmp_path)
+    other = tmp_path / "nvidia-h200-jax-0.1.txt"
+    other.touch()
+    for device in (_H200, _H200, Device("gpu", "NVIDIA H100", 132)):
+        assert autotune.compiler_options(device) == {}
+    reason = f"is not used, the compiler chooses anew: not of jax {jax.__version__}"
+    assert caplog.messages == [f"{other} {reason}"]
+    path = tmp_path / f"nvidia-h200-jax-{jax.__version__}.txt"
+    path.touch()
+    options = {"xla_gpu_load_autotune_results_from": str(path)}
+    assert autotune.compiler_options(_H200) == options
+    assert not autotune.reject(_H200, jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory"))
+    assert autotune.compiler_options(_H200) == options
+    damaged = jax.errors.JaxRuntimeError("INVALID: Failed to parse autotune results string.\nat")
+    assert autotune.reject(_H200, damaged) and not autotune.reject(_H200, damaged)
+    assert autotune.compiler_options(_H200) == {}
+    reason = "is not used, the compiler chooses anew: Failed to parse autotune results string."
+    assert caplog.messages[1:] == [f"{path} {reason}"]
 
 
 @pytest.mark.parametrize(("device", "level", "line"), [
