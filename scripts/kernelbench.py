@@ -1,8 +1,9 @@
-"""Times attention kernels beside predictions: python -m scripts.kernelbench.
+"""Times kernels of attention, or products, beside predictions: python -m scripts.kernelbench.
 
 Every implementation that this device can run, and cuDNN and flash-attn3-jax where they are
 installed. A wrong kernel gets no time. --tune tries sizes of ours, without these baselines, and
-writes layers/kernels/tuning.json.
+writes layers/kernels/tuning.json. --products times Llama 3 8B's matrices in several formats, by the
+engine's back end and by XLA alone.
 """
 
 from scripts import interrupts  # noqa: F401
@@ -19,7 +20,7 @@ from configs.errors import InputError
 from configs.settings.kernels import ATTENTIONS
 from scripts import common
 from scripts.flags import json_lines_flag, shared_flags
-from scripts.reports import kernel_text
+from scripts.reports import kernel_text, product_text
 
 if TYPE_CHECKING:
     from layers.kernels.device import Device
@@ -29,7 +30,8 @@ _REPEATS = shared_flags.REPEATS
 _SECONDS = flags.DEFINE_float("seconds", 240.0, "Begin no kernel after that.")
 _ONLY = flags.DEFINE_list("only", None, "Only these kernels, by name.")
 _TUNE = flags.DEFINE_bool("tune", False, "Try sizes of ours, write layers/kernels/tuning.json.")
-_READ = ("device", "repeats", "seconds", "only", "tune", "json", "json_lines")
+_PRODUCTS = flags.DEFINE_bool("products", False, "Products of few rows instead of attention.")
+_READ = ("device", "repeats", "seconds", "only", "tune", "products", "json", "json_lines")
 
 
 def main(_: Sequence[str]) -> None:
@@ -40,24 +42,63 @@ def main(_: Sequence[str]) -> None:
         raise InputError(f"--seconds is above 0, not {_SECONDS.value}")
     if _TUNE.value and _ONLY.value is not None:
         raise InputError("--tune compares all kernels of ours: leave --only out")
+    if _TUNE.value and _PRODUCTS.value:
+        raise InputError("--tune tries sizes of attention: leave --products out")
     device = _device()
     if _TUNE.value and device.platform == "cpu":
         raise InputError("--tune needs an accelerator: the CPU has one implementation")
+    from inference.runtime import compilation_cache
+
+    compilation_cache.enable()
+    if _PRODUCTS.value:
+        _time_products(device)
+    else:
+        _time_attention(device)
+
+
+def _time_products(device: "Device") -> None:
+    from inference.benchmark.kernels import products
+
+    back_ends = products.implementations(device)
+    chosen = {name: back_ends[name] for name in shared_flags.chosen(_ONLY, list(back_ends))}
+    result = _result(device)
+    with common.bars() as progress:
+        for row in products.measure(
+            products.cases(device.platform), chosen, result["read_bandwidth"], seed=result["seed"],
+            repeats=_REPEATS.value, budget_s=_SECONDS.value, progress=progress,
+        ):  # fmt: skip
+            result["rows"].append(row)
+            json_lines_flag.print_line(result)
+    if json_lines_flag.is_json():
+        common.print_plain(result)
+    else:
+        print("\n".join(product_text.table(result)))
+
+
+def _result(device: "Device") -> dict[str, Any]:
+    """What holds for all rows: the device, its rates, and the seed of random numbers."""
     import jax
 
+    from inference.planner.calibration import lookup, on_device
+
+    hardware = lookup.this_machine("bfloat16")
+    on_cpu = jax.default_backend() == "cpu"
+    read_bandwidth = hardware.read_bandwidth if on_cpu else on_device.read_only_bandwidth()
+    return {
+        "device": device.kind, "jax": jax.__version__, "hardware": dataclasses.asdict(hardware),
+        "read_bandwidth": read_bandwidth, "seed": secrets.randbits(31), "rows": [],
+    }  # fmt: skip
+
+
+def _time_attention(device: "Device") -> None:
+    from configs.hardware.spec import HardwareSpec
     from inference.benchmark.kernels import baselines, timing, tune
-    from inference.planner.calibration import lookup
-    from inference.runtime import compilation_cache
 
     kernels = {kernel.name: kernel for kernel in baselines.kernels()}
     names = ATTENTIONS if _TUNE.value else list(kernels)
     chosen = [kernels[name] for name in shared_flags.chosen(_ONLY, names)]
-    compilation_cache.enable()
-    hardware = lookup.this_machine("bfloat16")
-    result: dict[str, Any] = {
-        "device": device.kind, "jax": jax.__version__, "hardware": dataclasses.asdict(hardware),
-        "seed": secrets.randbits(31), "rows": [],
-    }  # fmt: skip
+    result = _result(device)
+    hardware = HardwareSpec(**result["hardware"])
     with common.bars() as progress:
         for row in timing.measure(
             timing.cases(device.platform, hardware.memory_bytes), chosen, hardware,

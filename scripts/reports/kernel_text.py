@@ -12,7 +12,8 @@ def table(results: Mapping[str, Any]) -> list[str]:
     rate = hardware["rates"]["bfloat16"]
     lines = [
         f"{results['device']}, jax {results['jax']}; measured: memory "
-        f"{hardware['read_bandwidth'] / 1e9:.0f} GB/s, bfloat16 products {rate / 1e12:.1f} TFLOP/s",
+        f"{hardware['read_bandwidth'] / 1e9:.0f} GB/s{read_only(results)}, bfloat16 products "
+        f"{rate / 1e12:.1f} TFLOP/s",
         f"{'':18}{'us':>10}{'of the bound':>14}{'of the fastest':>16}{'error':>10}",
     ]
     for row in results["rows"]:
@@ -33,6 +34,12 @@ def table(results: Mapping[str, Any]) -> list[str]:
     if "tuning" in results:
         lines += ["", f"tuning.json: {results['tuning']}"]
     return lines
+
+
+def read_only(results: Mapping[str, Any]) -> str:
+    """The bandwidth of reading alone, beside that of a copy."""
+    bandwidth = results.get("read_bandwidth")
+    return "" if bandwidth is None else f" ({bandwidth / 1e9:.0f} GB/s where nothing is written)"
 
 
 def paged_over_contiguous(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -203,13 +203,17 @@ def test_rates_are_of_what_they_count():
     """Copies of a gigabyte and products, and nothing that moves as much beside them."""
     for step, shapes in (
         (on_device.changed, (jax.ShapeDtypeStruct((1 << 28,), jnp.uint32),)),
+        (
+            on_device.summed,
+            (jax.ShapeDtypeStruct((1,), jnp.uint32), jax.ShapeDtypeStruct((1 << 28,), jnp.uint32)),
+        ),
         (on_device.products, (jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16),) * 2),
     ):
         executable = programs.compiled(
             on_device.looped(step, 20), programs.device("h200"), shapes, (0,)
         )
         assert '"known_trip_count":{"n":"20"}' in executable.as_text()
-        assert not programs.copies(executable, shapes[0])
+        assert not programs.copies(executable, shapes[-1])
 
 
 @pytest.mark.parametrize("target", ["h200", "2xh200"])

@@ -9,11 +9,12 @@ import pytest
 
 from configs.hardware.spec import HardwareSpec
 from configs.settings.kernels import ATTENTIONS
-from inference.benchmark.kernels import timing
+from inference.benchmark.kernels import products, timing
 from inference.benchmark.kernels.attention_case import Case
 from inference.planner.calibration import lookup
 from layers.kernels.cpu import library
 from layers.kernels.device import Device
+from layers.linear import linear
 from scripts import kernelbench
 from scripts.reports import kernel_text
 from tests.scripts import apps
@@ -60,6 +61,27 @@ def test_rows_and_table(run, monkeypatch):
     cases = [ours[at : at + of_case] for at in range(0, len(ours), of_case)]
     assert len(cases) == 3 and all(any("100%" in line for line in case) for case in cases)
     assert sum("not run: " in line for line in lines) >= 9
+
+
+def test_products_are_right_before_they_are_timed(run, monkeypatch):
+    machine = HardwareSpec("", 1e9, 1e9, {"bfloat16": 1e12})
+    monkeypatch.setattr(lookup, "this_machine", lambda dtype: machine)
+    ran = run("--products", "--json", "--device=cpu")
+    assert ran.status == 0, ran.err
+    result = json.loads(ran.out)
+    assert [row["format"] for row in result["rows"]] == ["bfloat16", "int4"]
+    for row in result["rows"]:
+        assert row["bytes"] > 0 and set(row["results"]) == {"engine", "xla"}
+        for product in row["results"].values():
+            assert product["status"] == "right" and product["share"] > 0
+    halves, fourths = (row["bytes"] for row in result["rows"])
+    assert 0.25 < fourths / halves < 0.3
+
+    case, *_ = products.cases("cpu")
+    monkeypatch.setattr(products, "linear", lambda x_TD, w_FD: 1.01 * linear(x_TD, w_FD))
+    monkeypatch.setattr(products, "cases", lambda platform: [case])
+    lines = run("--products", "--only=xla").out.splitlines()
+    assert len(lines) == 3 and " WRONG: error 1.0e-02" in lines[2]
 
 
 def test_what_is_wrong_is_told_without_a_time():
@@ -134,6 +156,7 @@ REFUSED = {
         ["--tune", "--only=reference"],
         "--tune compares all kernels of ours: leave",
     ),
+    "products are tuned": (["--tune", "--products"], "--tune tries sizes of attention: leave"),
     "a model": (["--model=llama3-8b"], "kernelbench does not read --model\n"),
     "a rate": (["--rate=3"], "kernelbench does not read --rate\n"),
     "nothing to tune": (["--tune"], "--tune needs an accelerator"),

@@ -12,7 +12,7 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ def seconds(
     expected_s: float,
     repeats: int = 3,
     call_s: float = _CALL_S,
+    options: Mapping[str, object] | None = None,
 ) -> float:
     """Seconds of one run: the median over `repeats`.
 
@@ -42,9 +43,11 @@ def seconds(
         expected_s: of one run, which says how many fill a call.
         repeats: at least 1.
         call_s: seconds that a call should take.
+        options: of the compiler.
     """
     num_runs = max(1, min(_MAX_RUNS, math.ceil(call_s / expected_s)))
-    call = jax.jit(looped(step, num_runs), donate_argnums=0).lower(carry, *arguments).compile()
+    loop = jax.jit(looped(step, num_runs), donate_argnums=0, compiler_options=dict(options or {}))
+    call = loop.lower(carry, *arguments).compile()
     carry = jax.block_until_ready(call(carry, *arguments))
     run_s = []
     for _ in range(repeats):
@@ -65,9 +68,20 @@ def looped(step: Callable[..., object], num_runs: int) -> Callable[..., object]:
     return loop
 
 
+def one_after_another() -> dict[str, object]:
+    """Compiler options under which independent operations of a program do not run side by side."""
+    is_gpu = jax.default_backend() == "gpu"
+    return {"xla_gpu_command_buffer_scheduling_mode": "SERIALIZE"} if is_gpu else {}
+
+
 def changed(x: jax.Array) -> jax.Array:
     """A copy in place: reads and writes every element."""
     return x + 1
+
+
+def summed(sum_1: jax.Array, x: jax.Array) -> jax.Array:
+    """Reads every element of x, and writes none."""
+    return sum_1 + (x ^ sum_1).sum(dtype=jnp.uint32)
 
 
 def products(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -83,6 +97,14 @@ def copy_bandwidth(num_bytes: int = _COPIED_BYTES, repeats: int = 3) -> float:
     x = jax.random.bits(jax.random.key(0), (num_bytes // 4,), jnp.uint32)
     moved = 2 * x.nbytes
     return moved / seconds(changed, x, expected_s=moved / 2e12, repeats=repeats)
+
+
+@functools.cache
+def read_only_bandwidth(num_bytes: int = _COPIED_BYTES, repeats: int = 3) -> float:
+    """Bytes a second of a sum over an array of random numbers."""
+    x = jax.random.bits(jax.random.key(0), (num_bytes // 4,), jnp.uint32)
+    sum_1 = jnp.zeros(1, jnp.uint32)
+    return x.nbytes / seconds(summed, sum_1, x, expected_s=x.nbytes / 4e12, repeats=repeats)
 
 
 @functools.cache

@@ -1,0 +1,34 @@
+"""`kernelbench --products` for people."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from scripts.reports import kernel_text
+
+
+def table(results: Mapping[str, Any]) -> list[str]:
+    """A line a case and implementation; shares are of the bandwidth of reading alone."""
+    hardware = results["hardware"]
+    lines = [
+        f"{results['device']}, jax {results['jax']}; measured: memory "
+        f"{hardware['read_bandwidth'] / 1e9:.0f} GB/s{kernel_text.read_only(results)}",
+        f"{'':46}{'us':>10}{'GB/s':>8}{'of reading':>12}{'error':>10}",
+    ]
+    for row in results["rows"]:
+        for name, result in row["results"].items():
+            label = f"{row['case']:38}{name:8}"
+            lines.append(f"{label}{_line(result, row['bytes'])}".rstrip())
+    return lines
+
+
+def _line(result: Mapping[str, Any], num_bytes: float) -> str:
+    if "reason" in result:
+        return f"{result['status']}: {result['reason']}"
+    if "seconds" not in result:
+        off = "not finite" if result["error"] is None else f"error {result['error']:.1e}"
+        return f"{result['status'].upper()}: {off}"
+    seconds = result["seconds"]
+    return (
+        f"{1e6 * seconds:10.1f}{num_bytes / seconds / 1e9:8.0f}{result['share']:12.0%}"
+        f"{result['error']:10.1e}"
+    )
