@@ -16,6 +16,10 @@ GOLDEN_PIP_ARGS ?=
 # `make device RESULTS=folder`: where its page goes. PYTHON=... is then used as it is: an image that
 # brings JAX for its accelerator needs no environment of ours.
 RESULTS ?= docs/results
+# RESUME=1: only what is not done on this kind of device, on any later day.
+RESUME ?=
+# Steps' HLO, XLA's choices and tuning.json.
+ARTIFACTS ?= build/device
 DEVICE ?= auto
 # `make mutants MUTANTS_ARGS="--sample=10 --groups=kv_pages"`.
 MUTANTS_ARGS ?=
@@ -129,8 +133,8 @@ test-aot:  ## compile for H200 and TPUs without a device; skipped by name where 
 		part=$${part:+$$(((part + 1) % 6))}; \
 	done
 
-device: $(if $(filter file,$(origin PYTHON)),.venv/.test)  ## what the accelerator at hand does, in 14 minutes (PYTHON=..., RESULTS=...)
-	@$(if $(filter file,$(origin PYTHON)),.venv/bin/python,$(PYTHON)) -m scripts.device --device=$(DEVICE) --results=$(RESULTS)
+device: $(if $(filter file,$(origin PYTHON)),.venv/.test)  ## what the accelerator at hand does, 9 minutes a command (RESUME=1, PYTHON=..., RESULTS=..., ARTIFACTS=...)
+	@$(if $(filter file,$(origin PYTHON)),.venv/bin/python,$(PYTHON)) -m scripts.device --device=$(DEVICE) --results=$(RESULTS) --artifacts=$(ARTIFACTS) $(if $(RESUME),--resume)
 
 pages: .venv/.test  ## measure stale pages again that take less than 10 minutes
 	.venv/bin/python -m scripts.reports.figures --regenerate

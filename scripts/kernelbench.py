@@ -31,7 +31,10 @@ _SECONDS = flags.DEFINE_float("seconds", 240.0, "Begin no kernel after that.")
 _ONLY = flags.DEFINE_list("only", None, "Only these kernels, by name.")
 _TUNE = flags.DEFINE_bool("tune", False, "Try sizes of ours, write layers/kernels/tuning.json.")
 _PRODUCTS = flags.DEFINE_bool("products", False, "Products of few rows instead of attention.")
-_READ = ("device", "repeats", "seconds", "only", "tune", "products", "json", "json_lines")
+_CEILINGS = flags.DEFINE_bool("ceilings", False, "The device's rates alone.")
+_READ = ("device", "repeats", "seconds", "only", "tune", "products", "ceilings", "json",
+         "json_lines")  # fmt: skip
+_WIDTHS = 4096, 8192, 16384  # of large products
 
 
 def main(_: Sequence[str]) -> None:
@@ -42,18 +45,35 @@ def main(_: Sequence[str]) -> None:
         raise InputError(f"--seconds is above 0, not {_SECONDS.value}")
     if _TUNE.value and _ONLY.value is not None:
         raise InputError("--tune compares all kernels of ours: leave --only out")
-    if _TUNE.value and _PRODUCTS.value:
-        raise InputError("--tune tries sizes of attention: leave --products out")
+    if _TUNE.value + _PRODUCTS.value + _CEILINGS.value > 1:
+        raise InputError("--tune, --products and --ceilings are three measurements: choose one")
     device = _device()
     if _TUNE.value and device.platform == "cpu":
         raise InputError("--tune needs an accelerator: the CPU has one implementation")
     from inference.runtime import compilation_cache
 
     compilation_cache.enable()
-    if _PRODUCTS.value:
+    if _CEILINGS.value:
+        _print_ceilings(device)
+    elif _PRODUCTS.value:
         _time_products(device)
     else:
         _time_attention(device)
+
+
+def _print_ceilings(device: "Device") -> None:
+    """Rates that kernels are compared with; on a CPU those of its calibration."""
+    import jax
+
+    from inference.planner.calibration import on_device
+
+    result = _result(device)
+    if jax.default_backend() != "cpu":
+        result["rates"] = {width: on_device.matmul_rate("bfloat16", width) for width in _WIDTHS}
+    if json_lines_flag.is_json():
+        common.print_plain(result)
+    else:
+        print("\n".join(product_text.ceilings(result)))
 
 
 def _time_products(device: "Device") -> None:
@@ -61,7 +81,7 @@ def _time_products(device: "Device") -> None:
 
     back_ends = products.implementations(device)
     chosen = {name: back_ends[name] for name in shared_flags.chosen(_ONLY, list(back_ends))}
-    result = _result(device)
+    result = _result(device) | {"seed": secrets.randbits(31), "rows": []}
     with common.bars() as progress:
         for row in products.measure(
             products.cases(device.platform), chosen, result["read_bandwidth"], seed=result["seed"],
@@ -76,7 +96,7 @@ def _time_products(device: "Device") -> None:
 
 
 def _result(device: "Device") -> dict[str, Any]:
-    """What holds for all rows: the device, its rates, and the seed of random numbers."""
+    """What holds for all rows: the device and its rates."""
     import jax
 
     from inference.planner.calibration import lookup, on_device
@@ -86,7 +106,7 @@ def _result(device: "Device") -> dict[str, Any]:
     read_bandwidth = hardware.read_bandwidth if on_cpu else on_device.read_only_bandwidth()
     return {
         "device": device.kind, "jax": jax.__version__, "hardware": dataclasses.asdict(hardware),
-        "read_bandwidth": read_bandwidth, "seed": secrets.randbits(31), "rows": [],
+        "read_bandwidth": read_bandwidth,
     }  # fmt: skip
 
 
@@ -97,7 +117,7 @@ def _time_attention(device: "Device") -> None:
     kernels = {kernel.name: kernel for kernel in baselines.kernels()}
     names = ATTENTIONS if _TUNE.value else list(kernels)
     chosen = [kernels[name] for name in shared_flags.chosen(_ONLY, names)]
-    result = _result(device)
+    result = _result(device) | {"seed": secrets.randbits(31), "rows": []}
     hardware = HardwareSpec(**result["hardware"])
     with common.bars() as progress:
         for row in timing.measure(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts.reports import agreement, bench_text, kernel_text, steps_text
+from scripts.reports import agreement, bench_text, kernel_text, product_text, steps_text
 from scripts.reports.agreement import Agreement
 
 _TAIL_LINES = 15
@@ -52,14 +52,18 @@ def _lines(part: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> list[
     result, tail = part["result"], part["tail"].splitlines()[-_TAIL_LINES:]
     if result is None:
         return tail
-    if "peer" in result:
+    if any("matrix" in row for row in result.get("rows", ())):
+        rows = product_text.table(result)
+    elif "peer" in result:
         rows = _beside(result, parts)
     elif "decode_steps" in result or "prefill_steps" in result:
         rows = steps_text.lines(result)
     elif "warm_up_s" in result:
         rows = bench_text.load_table(result)
-    elif "hardware" in result:
+    elif "rows" in result:
         rows = kernel_text.table(result)
+    elif "hardware" in result:
+        rows = product_text.ceilings(result)
     else:
         rows = [repr(answer["text"]) for answer in result["results"]]
     return [*rows, *tail]

@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from inference.benchmark.subprocesses import Outcome, Subprocess
+from layers.kernels import autotune
 from scripts import device
 from scripts.reports import device_text
 from tests import compiling
@@ -35,7 +37,7 @@ def test_small_shapes_on_a_cpu(run, monkeypatch, tmp_path):
     (part,) = found["parts"]
     assert part["result"]["rows"] and part["tail"] == "" and found["device"] == "cpu"
     assert "| kernels | done |" in page.read_text() and "  reference  " in page.read_text()
-    assert "--parts lists some of decode, tests, kernels" in run(
+    assert "--parts lists some of ceilings, decode, attention" in run(
         "--device=cpu", "--parts=kernel"
     ).error  # fmt: skip
     assert json.loads(page.with_suffix(".json").read_text()) == found
@@ -127,18 +129,28 @@ def test_what_was_found_is_kept_when_a_part_fails(run, monkeypatch, tmp_path):
 
 
 _STEPS = [
-    "llama3-8b", "llama3-8b-prefill", "load", "llama2-13b", "llama2-13b-gqa", "llama3-8b-int8",
-    "llama3-8b-fp8", "llama3-8b-int4", "qwen3-30b-a3b", "deepseek-v2-lite", "mamba2-2.7b", "engine",
+    "llama3-8b", "llama3-8b-int4", "llama3-8b-fp8", "llama3-8b-int8", "llama3-8b-prefill",
+    "mamba2-2.7b", "engine", "load", "llama2-13b", "llama2-13b-gqa", "qwen3-30b-a3b",
+    "deepseek-v2-lite",
 ]  # fmt: skip
+_CHOICES = [f"choices-{format}" for format in ("bfloat16", "int4", "fp8", "int8")]
+_H200 = device._Machine("gpu", "NVIDIA H200", "0.11.2")
+_V6E = device._Machine("tpu", "TPU v6 lite", "0.10.2")
 
 
-@pytest.mark.parametrize("kind, page_tokens", [("gpu", 64), ("tpu", 128)])
-def test_a_devices_parts_in_order_of_worth(kind, page_tokens):
-    parts = {part.name: part for part in device._parts(kind, [])}
+@pytest.mark.parametrize("machine, page_tokens", [(_H200, 64), (_V6E, 128)])
+def test_a_devices_parts_in_order_of_worth(machine, page_tokens):
+    kind = machine.platform
+    parts = {part.name: part for part in device._parts(machine, [])}
     names = list(parts)
-    assert names[:7] == [
-        *("decode", "tests", "kernels", "tune", "llama3-8b", "llama3-8b-prefill", "torch")
-    ]
+    assert names[:3] == ["ceilings", "decode", "attention"]
+    assert {"experts", "low-bit", "recurrence"} <= {*names[3 : names.index("products")]}
+    at = names.index("products")
+    choices = _CHOICES if kind == "gpu" else []
+    assert names[at + 1 :][:10] == [
+        *_STEPS[:4], "torch-products", "torch", *choices, "kernels", "tune", *_STEPS[4:]
+    ][:10]  # fmt: skip
+    assert all(part.limit_s < 540 for part in parts.values())
     assert len({*names}) == len(names) and not any("," in name for name in names)
     assert "--tune" in parts["tune"].command and "--tune" not in parts["kernels"].command
     assert parts["kernels"].is_json and parts["tune"].is_json and parts["torch"].is_json
@@ -148,7 +160,7 @@ def test_a_devices_parts_in_order_of_worth(kind, page_tokens):
         parts["llama3-8b"].command[-1], parts["llama3-8b-prefill"].command[-1]
     )  # fmt: skip
     steps = [part for part in parts.values() if "scripts.bench" in part.command]
-    assert [part.name for part in steps] == _STEPS
+    assert [part.name for part in steps] == [*_STEPS[:4], *choices, *_STEPS[4:]]
     for part in steps:
         assert f"--set=engine.cache.page_tokens={page_tokens}" in part.command
         assert "--set=engine.kernels.attention=reference" in part.command
@@ -164,35 +176,58 @@ def test_the_engine_runs_the_kernel_that_was_shown_right():
         outcome = Outcome("kernels", (), "out of time", result={"rows": rows})
         return {
             part.name
-            for part in device._parts("gpu", [outcome])
+            for part in device._parts(_H200, [outcome])
             if "--set=engine.kernels.attention=pallas_gpu" in part.command
         }
 
-    assert named("right", "not run", "out of time", "right") == {*_STEPS, "tokens-kernel"}
+    every = {*_STEPS, *_CHOICES, "tokens-kernel"}
+    assert named("right", "not run", "out of time", "right") == every
     assert not named("right", "wrong") and not named("right", is_repeatable=False)
     assert not named("not run") and not named()
+    decode = Outcome("decode", (), "done")
+    assert device._kernel("gpu", [decode]) == "pallas_gpu" and not device._kernel("cpu", [decode])
+    wrong = {"status": "wrong", "is_repeatable": True}
+    kernels = Outcome("kernels", (), "done", result={"rows": [{"results": {"pallas_gpu": wrong}}]})
+    assert device._kernel("gpu", [decode, kernels]) is None
+
+
+def test_choices_and_hlo_of_steps_are_written(monkeypatch, tmp_path):
+    """XLA adds its choices to the file that an engine on this device loads."""
+    (part,) = (part for part in device._parts(_H200, []) if part.name == "choices-int4")
+    path = device._choices_path(_H200)
+    assert path.name == "nvidia-h200-jax-0.11.2.txt" and path.parent == autotune.FOLDER
+    assert f"--xla_gpu_dump_autotune_results_to={path}" in part.command[1].split(" ")
+    assert (
+        part.command[1].startswith("XLA_FLAGS=--xla_dump_to=") and "--weights=int4" in part.command
+    )
+    monkeypatch.setattr(device, "_KERNELS", tmp_path)
+    monkeypatch.setattr(device, "_ARTIFACTS", SimpleNamespace(value=str(tmp_path / "files")))
+    (tmp_path / "autotune").mkdir()
+    for path in (device._choices_path(_H200), tmp_path / "tuning.json"):
+        path.write_text("measured")
+    device._keep_files(_H200)
+    names = sorted(path.name for path in (tmp_path / "files").iterdir())
+    assert names == ["nvidia-h200-jax-0.11.2.txt", "tuning.json"]
 
 
 def test_who_is_wrong_in_decoding_is_not_asked_again():
-    outcomes = []
-    parts = device._parts("gpu", outcomes)
-    assert next(parts).name == "decode"
-    outcomes.append(Outcome("decode", (), "out of time"))
-    tests, kernels, tune, *_ = parts
-    assert tests.name == "tests" and tests.missing == "decoding is not right"
-    assert tune.name == "tune" and tune.missing == "decoding is not right"
-    assert "--only=reference,cudnn,flash-attn3-jax,flash-attn3-contiguous" in kernels.command
-    assert "--tune" not in kernels.command
+    outcomes = [Outcome("decode", (), "out of time")]
+    parts = {part.name: part for part in device._parts(_H200, outcomes)}
+    for name in ("attention", "low-bit", "tune", "batches"):
+        assert parts[name].missing == "decoding is not right"
+    kernels = parts["kernels"].command
+    assert "--only=reference,cudnn,flash-attn3-jax,flash-attn3-contiguous" in kernels
+    assert "--set=engine.kernels.attention=reference" in parts["llama3-8b"].command
 
 
 def test_tokens_of_a_kernel_stand_beside_the_cpus(monkeypatch):
     monkeypatch.setattr(device.sources, "cached_path", lambda weights: "here")
-    parts = {part.name: part for part in device._parts("gpu", [])}
+    parts = {part.name: part for part in device._parts(_H200, [])}
     assert "bfloat16" not in " ".join(parts["tokens-kernel"].command)  # the model's own
     assert parts["tokens-cpu"].missing is None
     assert parts["tokens-kernel"].missing == "no kernel was shown right"
     monkeypatch.setattr(device.sources, "cached_path", lambda weights: None)
-    without = {part.name: part for part in device._parts("gpu", [])}
+    without = {part.name: part for part in device._parts(_H200, [])}
     assert "weights of smollm2-135m are not" in without["tokens-kernel"].missing
 
 
@@ -222,9 +257,14 @@ def test_the_page_shows_every_kind_of_result():
     tie = [answers[0], answer("d", [1], [-1.0])]
     other = [answers[0], answer("e", [1], [-1.0]) | {"top_logprobs": [{"1": -1.0}]}]
     kernels = {"device": "chip", "jax": "0", "rows": []}
+    rates = {"device": "chip", "jax": "0", "read_bandwidth": 2.1e12, "rates": {"8192": 6e14}}
+    product = {"status": "right", "error": 1e-3, "seconds": 5e-5, "share": 0.8}
+    product = {"matrix": "out", "case": "out, int4", "bytes": 1e8, "results": {"torch": product}}
     found = {"device": "chip", "date": "today", "jax": "0", "python": "3"}
     parts = [
         part("kernels", kernels | {"hardware": hardware}),
+        part("ceilings", rates | {"hardware": hardware}),
+        part("torch-products", {"peer": "torch 2", "copy_bandwidth": 2e12, "rows": [product]}),
         part("steps", {"decode_steps": [step], "hardware": hardware}),
         part("prefill", {"prefill_steps": [prefill], "hardware": hardware}),
         part("torch", {"peer": "torch 2", "decode_steps": [], "prefill_steps": [slower]}),
@@ -238,8 +278,12 @@ def test_the_page_shows_every_kind_of_result():
     text = device_text.page(found | {"parts": parts})
     assert "    python -m scripts.x" in text and "somewhere" not in text
     assert "memory 2000 GB/s, bfloat16 products 500.0 TFLOP/s" in text
+    assert "memory 2000 GB/s (2100 GB/s where nothing is written)" in text
+    assert "bfloat16 products of 8192 x 8192: 600.0 TFLOP/s" in text
+    assert "torch 2; measured: memory 2000 GB/s" in text
     assert "does not fit: 2.0 GB of 1.0 GB" in text
     rows = [line.split() for line in text.splitlines()]
+    assert ["out,", "int4", "torch", "50.0", "2000", "80%", "1.0e-03"] in rows
     assert ["1", "x", "512", "12.500", "10.000", "0.80", "5.00", "80%", "40960"] in rows
     assert ["prefill", "1", "x", "512", "25.000", "12.500", "2.00", "math"] in rows
     assert ["64", "sampled", "900.0", "0.500", "0.900", "10.00", "1.00"] in rows

@@ -156,7 +156,7 @@ REFUSED = {
         ["--tune", "--only=reference"],
         "--tune compares all kernels of ours: leave",
     ),
-    "products are tuned": (["--tune", "--products"], "--tune tries sizes of attention: leave"),
+    "products are tuned": (["--tune", "--products"], "--tune, --products and --ceilings are three"),
     "a model": (["--model=llama3-8b"], "kernelbench does not read --model\n"),
     "a rate": (["--rate=3"], "kernelbench does not read --rate\n"),
     "nothing to tune": (["--tune"], "--tune needs an accelerator"),
