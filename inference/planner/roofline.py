@@ -18,8 +18,8 @@ class StepTime:
     """Where the seconds of one step go.
 
     Attributes:
-        memory_s: reading and writing.
-        compute_s: arithmetic.
+        memory_s: reading and writing, of all operations.
+        compute_s: arithmetic, of all operations.
         collective_s: exchange between chips.
         overhead_s: neither.
         total_s: all of it, as far as it does not hide.
@@ -65,12 +65,13 @@ def step_time(
     mesh: Mesh = ONE_CHIP,
     collective_s: float = 0.0,
 ) -> StepTime:
-    """overhead + max(m, f) + gamma min(m, f), and the collectives.
+    """overhead + the sum of max(m, f) + gamma min(m, f) over operations, and the collectives.
 
-    Reading (m) and computing (f) overlap but for a share gamma of the shorter: a plain maximum
-    (Williams et al. 2009) is gamma = 0, a sum gamma = 1. Two things keep a step from its rates: a
-    product of few rows cannot fill the arithmetic (T rows take the time of T + half_rows), and
-    attention computes at `attention_share` of the rate of the rest and reads the cache at
+    Operations follow one another, so one that reads hides nothing of another that computes. Reading
+    (m) and computing (f) of an operation overlap except for a share gamma of the shorter: a plain
+    maximum (Williams et al. 2009) is gamma = 0, a sum gamma = 1. Two things keep a step from its
+    rates: a product of few rows cannot fill the arithmetic (T rows take the time of T + half_rows),
+    and attention computes at `attention_share` of the rate of the rest and reads the cache at
     `cache_share` of its bandwidth, then as activations, however few bits the cache has. Whatever is
     not calibrated (`calibration/calibrate.py`) costs nothing.
 
@@ -80,12 +81,12 @@ def step_time(
         mesh: chips that divide the operations.
         collective_s: seconds of exchange that hides behind nothing.
     """
-    memory = compute = 0.0
+    memory = compute = busy = 0.0
     for operation in operations:
         times = operation_seconds(per_chip(operation, mesh), hardware, precision)
         memory, compute = memory + times[0], compute + times[1]
-    hidden = max(memory, compute) + hardware.gamma * min(memory, compute)
-    whole = hardware.overhead_s + hidden + collective_s
+        busy += max(times) + hardware.gamma * min(times)
+    whole = hardware.overhead_s + busy + collective_s
     return StepTime(memory, compute, collective_s, hardware.overhead_s, whole)
 
 

@@ -37,7 +37,7 @@ class Backend:
         linear: implementation of products, of `engine.kernels.linear`.
         attention: implementations of attention, best first, where none was measured.
         compiler_options: XLA's, for a step.
-        autotunes: XLA tries tilings as it compiles, and loads measured ones (`kernels/autotune.py`).
+        autotunes: XLA tries tilings as it compiles, and loads measured ones (`autotune.py`).
         has_native_kernels: those of the native library (`kernels/cpu/`) run, once it is loaded.
         is_deterministic: `engine.deterministic` was measured.
         keeps_executables: files of executables are loaded before a step is traced.

@@ -57,10 +57,8 @@ def operation_times(
     """Returns seconds of each operation of a step on one chip; with the overhead their sum is
     `roofline.step_time`'s.
     """
-    whole = roofline.step_time(operations, hardware, precision)
-    shares = (1.0, hardware.gamma) if whole.memory_s > whole.compute_s else (hardware.gamma, 1.0)
     times = (roofline.operation_seconds(operation, hardware, precision) for operation in operations)
-    return [shares[0] * memory + shares[1] * compute for memory, compute in times]
+    return [max(seconds) + hardware.gamma * min(seconds) for seconds in times]
 
 
 def parts_of(hlo: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """What steps reach of a machine's rates: constants fitted to timed steps.
 
-time = overhead + max(m, f) + gamma min(m, f)
+time = overhead + the sum of max(m, f) + gamma min(m, f) over a step's operations
 m    = (bytes + the cache's (1 / cache_share - 1)) / (bandwidth x bandwidth_share)
 f    = (FLOPs (1 + half_rows / rows) + attention's / attention_share) / (rate x rate_share)
 """

@@ -14,7 +14,7 @@ from configs.model import ModelConfig
 from inference.files import local_machine
 from inference.planner.calibration.calibrate import CONSTANTS
 
-_VERSION = 5  # of what is measured, and how
+_VERSION = 6  # of what is measured, and how
 
 
 def path(model: ModelConfig | None = None) -> Path:

@@ -18,9 +18,6 @@ from inference.planner.cost import Precision
 from inference.scheduling.step_schedule import StepRecord
 from inference.scheduling.step_shapes import StepShape
 
-# Of a step: seconds of memory and of arithmetic, the same two of drafting, and bytes.
-_COLUMNS = 5
-
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
@@ -51,10 +48,16 @@ class StepTable:
                     self._row(shape, queries)
 
     def needs(self, records: Sequence[StepRecord]) -> Needs:
-        step_costs = np.zeros((len(records), _COLUMNS))
+        by_width: dict[int, list[StepRecord]] = {}  # steps of a width have the same operations
+        for record in records:
+            by_width.setdefault(record.shape.decode[1], []).append(record)
+        parts = [self._needs(of_width) for of_width in by_width.values()]
+        return Needs(sum(part.bytes for part in parts), sum(part.seconds for part in parts))
+
+    def _needs(self, records: Sequence[StepRecord]) -> Needs:
+        step_costs = np.array([self._step(record.shape) for record in records])
         rows: dict[tuple[int, int], tuple[StepShape, list[int], list[int]]] = {}
         for at, record in enumerate(records):
-            step_costs[at] = self._step(record.shape)
             width = record.shape.decode[1]
             for queries, context in record.rows:
                 row = rows.get((width, queries))
@@ -65,13 +68,12 @@ class StepTable:
         for (_, queries), (shape, steps, contexts) in rows.items():
             knots, values = self._row(shape, queries)
             row_costs = _between(knots, values, np.array(contexts, float))
-            for column in range(_COLUMNS):
+            for column in range(step_costs.shape[1]):
                 step_costs[:, column] += np.bincount(steps, row_costs[:, column], len(records))
-        gamma = self._hardware.gamma
-        seconds = np.full(len(records), self._hardware.overhead_s)
-        for memory, compute in (step_costs[:, :2].T, step_costs[:, 2:4].T):
-            seconds += np.maximum(memory, compute) + gamma * np.minimum(memory, compute)
-        return Needs(float(step_costs[:, 4].sum()), float(seconds.sum()))
+        memory, compute = step_costs[:, 1::2], step_costs[:, 2::2]
+        busy = np.maximum(memory, compute) + self._hardware.gamma * np.minimum(memory, compute)
+        overhead_s = len(records) * self._hardware.overhead_s
+        return Needs(float(step_costs[:, 0].sum()), overhead_s + float(busy.sum()))
 
     def _step(self, shape: StepShape) -> np.ndarray:
         """Columns of a step of this shape without sequences."""
@@ -93,22 +95,21 @@ class StepTable:
         return self._rows[key]
 
     def _parts(self, shape: StepShape, queries: int, context: int, count: int) -> np.ndarray:
-        """Columns of a step with `count` equal sequences."""
+        """Columns of a step with `count` equal sequences: bytes, and each operation's seconds of
+        memory and of arithmetic.
+        """
         config, hardware = self._config, self._hardware
         record = StepRecord(shape, ((queries, context),) * count, 0.0, 0.0)
         target_operations = report.operations(config, record)
         draft_operations = speculation.drafting_operations(config, record)
-        times = []
-        for model, operations in (
-            (config.model, target_operations),
-            (config.draft, draft_operations),
-        ):
-            if model is None:
-                times += [0.0, 0.0]
-                continue
-            time = roofline.step_time(operations, hardware, Precision.of(model))
-            times += [time.memory_s, time.compute_s]
-        return np.array([*times, cost.total((*target_operations, *draft_operations)).bytes])
+        precisions = [Precision.of(config.model)] * len(target_operations)
+        if config.draft is not None:
+            precisions += [Precision.of(config.draft)] * len(draft_operations)
+        operations = (*target_operations, *draft_operations)
+        columns = [cost.total(operations).bytes]
+        for operation, precision in zip(operations, precisions, strict=True):
+            columns += roofline.operation_seconds(operation, hardware, precision)
+        return np.array(columns)
 
 
 def _between(knots: np.ndarray, values: np.ndarray, contexts: np.ndarray) -> np.ndarray:
