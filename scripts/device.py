@@ -184,6 +184,7 @@ def _parts(machine: _Machine, outcomes: Sequence[Outcome]) -> Iterator[Subproces
         yield from _steps(_FIRST_STEPS, kind, outcomes)
         if kind == "gpu":
             yield from _choices(machine, outcomes)
+            yield _without_graphs(kind, outcomes)
         yield from _attention_kernels(_is_right(outcomes))
         yield from _steps(_STEPS, kind, outcomes)
     yield _if_right(_tested("batches", 150, kind, _ATTENTION, "-k", "500"), outcomes)
@@ -267,6 +268,13 @@ def _choices(machine: _Machine, outcomes: Sequence[Outcome]) -> Iterator[Subproc
         variables = " ".join(f"--xla_{flag}={value}" for flag, value in xla_flags.items())
         environment = f"XLA_FLAGS={variables}", "JAX_ENABLE_COMPILATION_CACHE=false"
         yield dataclasses.replace(part, command=("env", *environment, *part.command))
+
+
+def _without_graphs(kind: str, outcomes: Sequence[Outcome]) -> Subprocess:
+    """Steps whose kernels are launched one by one, where programmatic launches have an effect."""
+    part = _app("without-graphs", 45, "bench", *_engine(kind, outcomes), _8B, _DECODE)
+    command = ("env", "XLA_FLAGS=--xla_gpu_enable_command_buffer=", *part.command)
+    return dataclasses.replace(part, command=command)
 
 
 def _choices_path(machine: _Machine) -> Path:

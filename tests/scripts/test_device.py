@@ -133,7 +133,7 @@ _STEPS = [
     "mamba2-2.7b", "engine", "load", "llama2-13b", "llama2-13b-gqa", "qwen3-30b-a3b",
     "deepseek-v2-lite",
 ]  # fmt: skip
-_CHOICES = [f"choices-{format}" for format in ("bfloat16", "int4", "fp8", "int8")]
+_CHOICES = ["choices-bfloat16", "choices-int4", "choices-fp8", "choices-int8", "without-graphs"]
 _H200 = device._Machine("gpu", "NVIDIA H200", "0.11.2")
 _V6E = device._Machine("tpu", "TPU v6 lite", "0.10.2")
 
