@@ -330,7 +330,8 @@ def _readers(executable: Any) -> list[str]:
     held = {each.name for each in found if _elements(each.shape) in sizes}
     users = [each for each in found if each.is_launch and held.intersection(_named(each.text))]
     assert not [each for each in users if each.opcode in ("copy", "transpose")]
-    return [each.op_name for each in users if not each.op_name.endswith("/scatter")]
+    written = r"/scatter$|/append/"
+    return [each.op_name for each in users if not re.search(written, each.op_name)]
 
 
 def _named(instruction: str) -> list[str]:
