@@ -17,8 +17,8 @@ from layers.kernels import tuning
 from layers.kernels.attention import append_gpu
 from layers.kernels.norm import gpu as norm_of_sum
 from layers.kernels.recurrence import convolution_gpu
-from layers.ragged import Rectangle
 from layers.linear import linear
+from layers.ragged import Rectangle
 from tests.aot import low_bit, programs, recurrence
 
 pytestmark = pytest.mark.aot

@@ -15,8 +15,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from layers import page_rows
-
 _THREADS = 128
 
 
@@ -100,7 +98,7 @@ def append(
         pl.when(page > 0)(write)  # padding has page 0
 
     scratch = {"turned_smem": plgpu.SMEM((G + 1, U + H), jnp.float32)} if pairs else {}
-    pages_ref = jax.new_ref(page_rows.decode(pages), memory_space=plgpu.GMEM)
+    pages_ref = jax.new_ref(lax.bitcast_convert_type(pages, dtype), memory_space=plgpu.GMEM)
     run = pl.kernel(  # `plgpu.kernel` takes no arrays to be written in place
         lambda *refs: pl.run_scoped(functools.partial(kernel, *refs), **scratch),
         out_type=jax.ShapeDtypeStruct((T, N * H), dtype),
@@ -112,7 +110,7 @@ def append(
         interpret=interpret,
     )
     q_TX = run(qkv_TX, *place, *biases, *weights, *turns, pages_ref)
-    return q_TX.reshape(T, N, H), page_rows.encode(jax.freeze(pages_ref), pages)
+    return q_TX.reshape(T, N, H), lax.bitcast_convert_type(jax.freeze(pages_ref), pages.dtype)
 
 
 def _of_heads(angles: tuple[jax.Array, jax.Array], H: int, U: int) -> tuple[jax.Array, jax.Array]:
