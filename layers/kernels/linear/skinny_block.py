@@ -253,8 +253,9 @@ class Block:
         def tile(half: int, pieces: list[_Piece], zero_F: jax.Array | None) -> Callable[[int], Any]:
             """What makes the operand of 64 columns."""
             if (convert := self.operands.part) is None:
-                data_smem = buffers["plane0"].at[stage, half]
-                return lambda number: data_smem.at[:, pl.ds(number * PART, PART)]
+                return lambda number: buffers["plane0"].at[
+                    stage, half, :, pl.ds(number * PART, PART)
+                ]
             for piece in pieces:
                 for key in self._keys(half, piece.number):
                     if key not in boxes:
