@@ -28,8 +28,8 @@ from jaxlib.mlir.dialects import llvm, memref
 from layers.kernels.linear import low_bit
 from layers.kernels.linear.skinny_operands import PART, ROW_BYTES, Operands
 
-Gate = Callable[[jax.Array], jax.Array]
-Cursor = tuple[jax.Array, jax.Array]  # a tile and a step of it
+Gate = Callable[[jax.Array, jax.Array], jax.Array]  # of gates, and what they meet
+Cursor = tuple[jax.Array, jax.Array, jax.Array]  # a tile, a block of rows and a step of both
 _COLUMNS_TOGETHER = 32  # of products at a time, for which there are registers
 _Sums = tuple[jax.Array, ...]  # float32 [64, W] of each tile
 _Key = tuple[int, int, int]  # of a box in registers: a tile, a plane, which 128 bytes
@@ -58,6 +58,7 @@ class Groups(NamedTuple):
         of_step: groups of a step.
         scales: of a group, of 64 features.
         num_bytes: of a feature's scale and zero point.
+        is_row: there is one group, and a step is a part of it.
     """
 
     format: str
@@ -65,6 +66,7 @@ class Groups(NamedTuple):
     of_step: int
     scales: int
     num_bytes: int
+    is_row: bool = False
 
 
 class Plan(NamedTuple):
@@ -81,6 +83,7 @@ class Plan(NamedTuple):
         shares: blocks of a cluster, which divide the steps.
         clusters: which divide the tiles.
         is_gated: the second tile is of the matrix's second half.
+        sums_blocks: a tile's sums go on through all blocks of rows.
     """
 
     num_blocks: int
@@ -93,6 +96,7 @@ class Plan(NamedTuple):
     shares: int
     clusters: int
     is_gated: bool
+    sums_blocks: bool = False
 
     def first_feature(self, tile: jax.Array, half: int) -> jax.Array:
         """Of one of a tile's 64 features."""
@@ -101,8 +105,8 @@ class Plan(NamedTuple):
         return (tile * self.tiles + half) * PART
 
     def place(self, tile: jax.Array) -> tuple[jax.Array | int, jax.Array]:
-        """The block of rows of a tile, and which of its matrix's it is."""
-        if self.num_blocks == 1:
+        """The block of rows of a tile's result, and which of its matrix's it is."""
+        if self.num_blocks == 1 or self.sums_blocks:
             return 0, tile
         num_tiles = jnp.int32(self.num_tiles)
         return lax.div(tile, num_tiles), lax.rem(tile, num_tiles)
@@ -114,18 +118,20 @@ class Block:
 
     Attributes:
         groups: None: a row has one scale or none, and its sums are not weighed.
-        activation: of a gate; None: sums leave.
+        gate: makes what leaves of both tiles' sums; None: sums leave.
         dtype: of what leaves.
         prefetches: no launch of the program writes the weights, nor which matrices are read.
+        weighs_sums: factors multiply what enters the gate, not what leaves it.
     """
 
     plan: Plan
     operands: Operands
     groups: Groups | None
-    activation: Gate | None
+    gate: Gate | None
     dtype: np.dtype[Any]
     prefetches: bool
     interpret: object
+    weighs_sums: bool = False
 
     def run(
         self, refs: dict[str, Any], buffers: dict[str, Any], out_smem: Any, weights_arrived: Any,
@@ -134,24 +140,32 @@ class Block:
         """Multiplies this block's share of its cluster's tiles.
 
         Args:
-            refs: arrays in global memory: x [B, W, D], the `Weights` there are, `matrices`
-                i32[B + 1] (each block's and how many have one), out [B, W, F], and parts [tiles,
-                shares - 1, tiles of a block, 64, W] where there are several shares.
+            refs: arrays in global memory: x [B, W, D], or [1, W, D] for all blocks, the `Weights`
+                there are, `matrices` i32 (how many blocks have one, then each block's), of a gate
+                `bias` [E, F] and float32 `factors` [E, W], where there are any, out [B, W, F], and
+                parts [places, shares - 1, tiles of a block, 64, W] where there are several shares.
             buffers: stages of shared memory of x, of planes and of groups' scales and zeros.
         """
         plan, cluster, share = self.plan, lax.axis_index("cluster"), lax.axis_index("share")
         start, stop = (n * plan.num_steps // plan.shares for n in (share, share + 1))
         if not self.prefetches:
             self._await_launches()
-        num_blocks = refs["matrices"][plan.num_blocks] if "matrices" in refs else plan.num_blocks
-        num_tiles = num_blocks * plan.num_tiles
+        num_blocks = refs["matrices"][0] if "matrices" in refs else plan.num_blocks
+        blocks_of_tile = num_blocks if plan.sums_blocks else 1
+        num_tiles = plan.num_tiles * (1 if plan.sums_blocks else num_blocks)
         first, last = (n * num_tiles // plan.clusters for n in (cluster, cluster + 1))
-        count = (last - first) * (stop - start)
+        steps_of_tile = (stop - start) * blocks_of_tile
+        count = (last - first) * steps_of_tile
 
         def next_of(cursor: Cursor) -> Cursor:
-            tile, k = cursor
+            tile, b, k = cursor
             is_last = k + 1 == stop
-            return jnp.where(is_last, tile + 1, tile), jnp.where(is_last, start, k + 1)
+            k = jnp.where(is_last, start, k + 1)
+            if plan.sums_blocks:
+                b = jnp.where(is_last, b + 1, b)
+                is_last = b == num_blocks
+                b = jnp.where(is_last, 0, b)
+            return jnp.where(is_last, tile + 1, tile), b, k
 
         def fetch_weights(cursor: Cursor, stage: jax.Array) -> None:
             self._fetch_weights(refs, buffers, weights_arrived, cursor, stage)
@@ -164,14 +178,15 @@ class Block:
                 fetch(cursor, stage)
                 return next_of(cursor)
 
-            return lax.fori_loop(0, jnp.minimum(count, plan.stages), fetch_next, (first, start))
+            cursor = first, jnp.int32(0), start
+            return lax.fori_loop(0, jnp.minimum(count, plan.stages), fetch_next, cursor)
 
         def fold_tile(tile: jax.Array, cursor: Cursor) -> Cursor:
-            row = self._row_scales(refs, tile)
+            operands = self._last_operands(refs, tile)
 
             def fold(k: jax.Array, carry: tuple[_Sums, Cursor]) -> tuple[_Sums, Cursor]:
                 sums, cursor = carry
-                n = (tile - first) * (stop - start) + k - start
+                n = (tile - first) * steps_of_tile + k
                 stage = lax.rem(n, jnp.int32(plan.stages))
                 plgpu.barrier_wait(weights_arrived.at[stage])
                 plgpu.barrier_wait(x_arrived.at[stage])
@@ -186,8 +201,8 @@ class Block:
                 return sums, next_of(cursor)
 
             zeros = (jnp.zeros((PART, plan.columns), jnp.float32),) * plan.tiles
-            sums, cursor = lax.fori_loop(start, stop, fold, (zeros, cursor))
-            self._leave(refs, out_smem, tile, share, sums, row)
+            sums, cursor = lax.fori_loop(0, steps_of_tile, fold, (zeros, cursor))
+            self._leave(refs, out_smem, tile, share, sums, operands)
             return cursor
 
         begin(fetch_weights)
@@ -202,9 +217,10 @@ class Block:
         self, refs: dict[str, Any], buffers: dict[str, Any], arrived: Any, cursor: Cursor,
         stage: jax.Array,
     ) -> None:  # fmt: skip
-        (tile, k), plan, groups = cursor, self.plan, self.groups
+        (tile, _, k), plan, groups = cursor, self.plan, self.groups
         _, nth = plan.place(tile)
-        e, arrived = self._matrix(refs, tile), arrived.at[stage]
+        e = refs["matrices"][1 + self._block_of_rows(cursor)] if "matrices" in refs else 0
+        arrived = arrived.at[stage]
         for half in range(plan.tiles):
             first = plan.first_feature(nth, half)
             features = pl.ds(first, PART)
@@ -214,7 +230,7 @@ class Block:
                 plgpu.copy_gmem_to_smem(source, target.at[stage, half], arrived)
             if groups is None:
                 continue
-            groups_of_step = pl.ds(k * groups.of_step, groups.of_step)
+            groups_of_step = pl.ds(0 if groups.is_row else k * groups.of_step, groups.of_step)
             scales = pl.ds(lax.div(first * groups.scales, PART), groups.scales)
             target = buffers["scale"].at[stage, half, :, pl.ds(0, groups.scales)]
             plgpu.copy_gmem_to_smem(refs["scale"].at[e, groups_of_step, scales], target, arrived)
@@ -226,22 +242,32 @@ class Block:
         self, refs: dict[str, Any], buffers: dict[str, Any], arrived: Any, cursor: Cursor,
         stage: jax.Array,
     ) -> None:  # fmt: skip
-        (tile, k), step = cursor, self.operands.step
-        b, _ = self.plan.place(tile)
+        (*_, k), step = cursor, self.operands.step
+        b = 0 if refs["x"].shape[0] == 1 else self._block_of_rows(cursor)
         source = refs["x"].at[b, pl.ds(0, self.plan.columns), pl.ds(k * step, step)]
         plgpu.copy_gmem_to_smem(source, buffers["x"].at[stage], arrived.at[stage])
 
-    def _matrix(self, refs: dict[str, Any], tile: jax.Array) -> jax.Array | int:
-        b, _ = self.plan.place(tile)
-        return refs["matrices"][b] if "matrices" in refs else 0
+    def _block_of_rows(self, cursor: Cursor) -> jax.Array | int:
+        tile, b, _ = cursor
+        return b if self.plan.sums_blocks else self.plan.place(tile)[0]
 
-    def _row_scales(self, refs: dict[str, Any], tile: jax.Array) -> tuple[jax.Array, ...] | None:
-        """float32 [64] of each tile, asked for long before they are used."""
-        if "row" not in refs:
-            return None
-        (_, nth), e = self.plan.place(tile), self._matrix(refs, tile)
+    def _last_operands(self, refs: dict[str, Any], tile: jax.Array) -> "_LastOperands":
+        """Of a tile, asked for long before they are used."""
+        b, nth = self.plan.place(tile)
+        e = refs["matrices"][1 + b] if "matrices" in refs else 0
         firsts = [self.plan.first_feature(nth, half) for half in range(self.plan.tiles)]
-        return tuple(self._load(refs["row"], (e, pl.ds(first, PART))) for first in firsts)
+
+        def of_features(name: str) -> _Sums | None:
+            if name not in refs:
+                return None
+            vectors = (self._load(refs[name], (e, pl.ds(first, PART))) for first in firsts)
+            return tuple(vector_F.astype(jnp.float32) for vector_F in vectors)
+
+        factor_W = None
+        if "factors" in refs:
+            columns = plgpu.Layout.WGMMA.reduce(0)
+            factor_W = self._load(refs["factors"], (e, pl.ds(0, self.plan.columns)), columns)
+        return _LastOperands(of_features("row"), of_features("bias"), factor_W)
 
     # --- products ---------------------------------------------------------------------------------
 
@@ -352,16 +378,19 @@ class Block:
 
     def _leave(
         self, refs: dict[str, Any], out_smem: Any, tile: jax.Array, share: jax.Array, sums: _Sums,
-        row: tuple[jax.Array, ...] | None,
+        operands: "_LastOperands",
     ) -> None:  # fmt: skip
         """Writes what the cluster has of a tile, by its last block."""
-        plan = self.plan
+        # Before a cluster's next tile but one its last block has read the parts of this one.
+        plan, place = self.plan, 2 * lax.axis_index("cluster") + lax.rem(tile, jnp.int32(2))
+        if self.interpret:
+            place = tile
         if plan.shares > 1:
 
             @pl.when(share < plan.shares - 1)
             def _() -> None:
                 for half, sum_FW in enumerate(sums):
-                    refs["parts"][tile, share, half] = sum_FW
+                    refs["parts"][place, share, half] = sum_FW
 
             self._meet_cluster()
 
@@ -370,17 +399,10 @@ class Block:
             whole = sums
             for n in range(plan.shares - 1):
                 whole = tuple(
-                    sum_FW + self._load(refs["parts"], (tile, n, half))
+                    sum_FW + self._load(refs["parts"], (place, n, half))
                     for half, sum_FW in enumerate(whole)
                 )
-            if row is not None:
-                whole = tuple(
-                    sum_FW * _spread(row_F, sum_FW)
-                    for sum_FW, row_F in zip(whole, row, strict=True)
-                )
-            if self.activation is not None:
-                gate_FW, up_FW = whole
-                whole = ((self.activation(gate_FW) * up_FW).astype(self.dtype),)
+            whole = self._of_whole(whole, operands)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last tile has left
             for half, sum_FW in enumerate(whole):
                 self._store_transposed(out_smem.at[half], sum_FW)
@@ -390,6 +412,30 @@ class Block:
                 features = pl.ds(plan.first_feature(nth, half), PART)
                 box = refs["out"].at[b, pl.ds(0, plan.columns), features]
                 plgpu.copy_smem_to_gmem(out_smem.at[half], box)
+
+    def _of_whole(self, sums: _Sums, operands: "_LastOperands") -> _Sums:
+        """What leaves of a tile's sums."""
+        (row, bias, factor_W), like_FW = operands, sums[0]
+        if row is not None:
+            sums = tuple(
+                sum_FW * _spread(row_F, sum_FW) for sum_FW, row_F in zip(sums, row, strict=True)
+            )
+        if self.gate is None:
+            return sums
+        factor_FW = jnp.ones_like(like_FW)
+        if factor_W is not None:
+            factor_FW = lax.broadcast_in_dim(factor_W, like_FW.shape, (1,))
+        if self.weighs_sums:
+            sums = tuple(sum_FW * factor_FW for sum_FW in sums)
+        if bias is not None:
+            sums = tuple(
+                sum_FW + _spread(bias_F, sum_FW) for sum_FW, bias_F in zip(sums, bias, strict=True)
+            )
+        hidden_FW = self.gate(*sums)
+        if factor_W is not None:
+            weighed_FW = hidden_FW if self.weighs_sums else hidden_FW * factor_FW
+            hidden_FW = jnp.where(factor_FW == 0, 0, weighed_FW)
+        return (hidden_FW.astype(self.dtype),)
 
     # --- where the interpreter has no such instruction --------------------------------------------
 
@@ -413,9 +459,11 @@ class Block:
 
         meet()
 
-    def _load(self, ref: Any, index: tuple[Any, ...]) -> jax.Array:
+    def _load(self, ref: Any, index: tuple[Any, ...], layout: Any = None) -> jax.Array:
         """Of global memory, by the threads that use it."""
-        return ref[index] if self.interpret else plgpu.load(ref, index, optimized=False)
+        if self.interpret:
+            return ref[index]
+        return plgpu.load(ref, index, layout=layout, optimized=False)
 
     def _store_transposed(self, smem: Any, sum_FW: jax.Array) -> None:
         """Writes [64, W] as [W, 64]."""
@@ -428,6 +476,20 @@ class Block:
             fragments.foreach(lambda value, at: memref.store(value, target, at[::-1]))
 
         store(smem, sum_FW)
+
+
+class _LastOperands(NamedTuple):
+    """What a tile's sums meet before they leave; None: there is none.
+
+    Attributes:
+        row: scales, float32 [64] of each of a tile's 64 features.
+        bias: float32 [64] of the same.
+        factor_W: float32, of rows behind a gate; those of 0 leave as 0.
+    """
+
+    row: _Sums | None
+    bias: _Sums | None
+    factor_W: jax.Array | None
 
 
 class _Piece(NamedTuple):

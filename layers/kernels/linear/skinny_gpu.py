@@ -14,7 +14,6 @@ barrier the last one adds them in their order. So a row's bits depend neither on
 rows, and there is no counter to reset.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -36,8 +35,8 @@ _BLOCKS_A_CORE = 2
 _SHARED_BYTES = 208 << 10  # of a multiprocessor, but for what blocks reserve
 _MOST_STAGES = 8
 GATES: dict[str, Gate] = {
-    "silu": jax.nn.silu,
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "silu": lambda gate_FW, up_FW: jax.nn.silu(gate_FW) * up_FW,
+    "gelu_tanh": lambda gate_FW, up_FW: jax.nn.gelu(gate_FW, approximate=True) * up_FW,
 }
 _SHARES = 1, 2, 4, 8  # blocks of a cluster; more are not portable
 _STEPS_OF_SUM = 2  # about as long as these a cluster takes to sum a tile
@@ -96,24 +95,79 @@ def gated_products(
     return _differentiable(x_BWD, w, matrix_B, GATES[activation], dtype, prefetch, interpret)
 
 
+def can_sum(num_rows: int, w: jax.Array | Quantized) -> bool:
+    """Whether `sum_of_products` takes such rows and w, whose rows have no scales beside groups'."""
+    return can_multiply(num_rows, w) and not (isinstance(w, Quantized) and w.row is not None)
+
+
+def expert_products(
+    x_WD: jax.Array,
+    w: jax.Array | Quantized,
+    matrices: jax.Array,
+    num_blocks: int,
+    gate: Gate,
+    factors_EW: jax.Array,
+    bias_EF: jax.Array | None = None,
+    *,
+    top_k: int,
+    weighs_inputs: bool = False,
+    interpret: object = None,
+) -> jax.Array:
+    """What gates make of all rows' products with several matrices of a stack that `can_gate`
+    allows, times factors: bfloat16 [B, W, F / 2], W a multiple of 8. Rows whose factor is 0 are 0.
+
+    Args:
+        matrices: i32, how many matrices, at most B, and then which.
+        num_blocks: B.
+        gate: (gates, what they meet), float32 -> float32.
+        factors_EW: float32, 0 for rows that are not there.
+        bias_EF: of the products.
+        top_k: matrices of a row. The order of sums depends on them, not on B.
+        weighs_inputs: factors multiply the products, before the bias and the gate.
+    """
+    plan = _plan(num_blocks, len(x_WD), w, True, top_k)
+    extras = {"factors": factors_EW}
+    if bias_EF is not None:
+        extras["bias"] = bias_EF
+    return _launch(
+        x_WD[None], plan.columns, w, matrices, extras, plan, gate, "bfloat16", False, interpret,
+        weighs_inputs,
+    )  # fmt: skip
+
+
+def sum_of_products(
+    x_BWD: jax.Array,
+    num_rows: int,
+    w: jax.Array | Quantized,
+    matrices: jax.Array,
+    *,
+    interpret: object = None,
+) -> jax.Array:
+    """The sum of blocks' products with one matrix each, in the order of blocks: float32 [T, F] of
+    the first T rows. `can_sum` allows them and the stack; blocks and `matrices` are those of
+    `expert_products`.
+    """
+    plan = _plan(1, num_rows, w, False)._replace(num_blocks=len(x_BWD), sums_blocks=True)
+    return _launch(x_BWD, num_rows, w, matrices, {}, plan, None, "float32", False, interpret)[0]
+
+
 def _differentiable(
-    x_BWD: jax.Array, w: jax.Array | Quantized, matrix_B: jax.Array | None, activation: Gate | None,
+    x_BWD: jax.Array, w: jax.Array | Quantized, matrix_B: jax.Array | None, gate: Gate | None,
     dtype: str, prefetch: bool, interpret: object,
 ) -> jax.Array:  # fmt: skip
     """`_run`, with the derivatives of XLA's products of what is no `Quantized`."""
 
     def run(x_BWD: jax.Array, w: Any) -> jax.Array:
-        return _run(x_BWD, w, matrix_B, activation, dtype, prefetch, interpret)
+        return _run(x_BWD, w, matrix_B, gate, dtype, prefetch, interpret)
 
     def by_xla(x_BWD: jax.Array, w_EFD: jax.Array) -> jax.Array:
         last = w_EFD.shape[0] - 1
         w_BFD = w_EFD[None] if matrix_B is None else w_EFD[jnp.minimum(matrix_B, last)]
         x_BWD = x_BWD.astype(w_EFD.dtype)
         y_BWF = jnp.einsum("bwd,bfd->bwf", x_BWD, w_BFD, preferred_element_type=jnp.float32)
-        if activation is None:
+        if gate is None:
             return y_BWF
-        gate_BWF, up_BWF = jnp.split(y_BWF, 2, axis=-1)
-        return (activation(gate_BWF) * up_BWF).astype(dtype)
+        return gate(*jnp.split(y_BWF, 2, axis=-1)).astype(dtype)
 
     if isinstance(w, Quantized):
         return run(x_BWD, w)
@@ -123,28 +177,44 @@ def _differentiable(
 
 
 def _run(
-    x_BWD: jax.Array, w: jax.Array | Quantized, matrix_B: jax.Array | None, activation: Gate | None,
+    x_BWD: jax.Array, w: jax.Array | Quantized, matrix_B: jax.Array | None, gate: Gate | None,
     dtype: str, prefetch: bool, interpret: object,
 ) -> jax.Array:  # fmt: skip
-    weights, (B, W, _) = _weights(w), x_BWD.shape
-    plan = _plan(B, W, w, activation is not None)
+    B, W, _ = x_BWD.shape
+    plan = _plan(B, W, w, gate is not None)
+    if matrix_B is not None:
+        num_matrices = (matrix_B < w.shape[0]).sum(dtype=jnp.int32)
+        matrix_B = jnp.concatenate([num_matrices[None], matrix_B])
+    return _launch(x_BWD, W, w, matrix_B, {}, plan, gate, dtype, prefetch, interpret)
+
+
+def _launch(
+    x_BWD: jax.Array, num_rows: int, w: jax.Array | Quantized, matrices: jax.Array | None,
+    extras: dict[str, jax.Array], plan: Plan, gate: Gate | None, dtype: str, prefetch: bool,
+    interpret: object, weighs_sums: bool = False,
+) -> jax.Array:  # fmt: skip
+    """Results of so many rows."""
+    weights, W = _weights(w, plan.sums_blocks), x_BWD.shape[1]
     x_BWD = x_BWD.astype(jnp.bfloat16)
     # A box reads zeros beyond the rows' end, if it is the only one; the interpreter knows no such.
     if interpret or W > _ROW_TILE:
         x_BWD = jnp.pad(x_BWD, ((0, 0), (0, plan.columns - W), (0, 0)))
     block = Block(
-        plan, skinny_operands.of(w), _groups(w), activation, jnp.dtype(dtype),
-        prefetch and matrix_B is None, interpret,
+        plan, skinny_operands.of(w), _groups(w, plan.sums_blocks), gate, jnp.dtype(dtype),
+        prefetch and matrices is None, interpret, weighs_sums,
     )  # fmt: skip
     inputs: dict[str, jax.Array] = {"x": x_BWD}
     inputs |= {name: array for name, array in weights._asdict().items() if array is not None}
-    if matrix_B is not None:
-        num_blocks = (matrix_B < weights.data.shape[0]).sum(dtype=jnp.int32)
-        inputs["matrices"] = jnp.concatenate([matrix_B, num_blocks[None]])
-    shape = B, plan.columns if interpret else W, plan.features // (1 if activation is None else 2)
-    outs = {"out": jax.ShapeDtypeStruct(shape, dtype)}
+    inputs |= extras
+    if matrices is not None:
+        inputs["matrices"] = matrices
+    num_results = 1 if plan.sums_blocks else plan.num_blocks
+    features = plan.features if gate is None else plan.features // 2
+    out = num_results, plan.columns if interpret else num_rows, features
+    outs = {"out": jax.ShapeDtypeStruct(out, dtype)}
     if plan.shares > 1:
-        parts = B * plan.num_tiles, plan.shares - 1, plan.tiles, PART, plan.columns
+        places = num_results * plan.num_tiles if interpret else 2 * plan.clusters
+        parts = places, plan.shares - 1, plan.tiles, PART, plan.columns
         outs["parts"] = jax.ShapeDtypeStruct(parts, jnp.float32)
     names = [*inputs, *outs]
 
@@ -160,7 +230,7 @@ def _run(
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )(*inputs.values())
-    return y_BWF[:, :W]
+    return y_BWF[:, :num_rows]
 
 
 def _grid(plan: Plan, interpret: object) -> dict[str, Any]:
@@ -173,46 +243,53 @@ def _grid(plan: Plan, interpret: object) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _weights(w: jax.Array | Quantized) -> Weights:
+def _weights(w: jax.Array | Quantized, sums_blocks: bool) -> Weights:
+    """Where sums go on from one matrix to the next, rows' scales are those of one group."""
     if not isinstance(w, Quantized):
         return Weights(w.reshape(-1, *w.shape[-2:]), None, None, None)
     w = low_bit.stack_of(w) if len(w.shape) == 2 else w
     data = w.data
     if data.dtype == jnp.uint8:
         data = lax.bitcast_convert_type(data, jnp.int8)
-    if low_bit.has_groups(w):
+    if low_bit.has_groups(w) or sums_blocks:
         return Weights(data, w.scale, w.zero, w.row)
     return Weights(data, None, None, w.scale[:, 0])
 
 
-def _groups(w: jax.Array | Quantized) -> Groups | None:
-    if not isinstance(w, Quantized) or not low_bit.has_groups(w):
+def _groups(w: jax.Array | Quantized, sums_blocks: bool) -> Groups | None:
+    if not isinstance(w, Quantized) or not (low_bit.has_groups(w) or sums_blocks):
         return None
-    info = FORMATS[w.format]
-    size = info.block_in(w.shape[-1])
+    info, operands = FORMATS[w.format], skinny_operands.of(w)
     num_bytes = w.scale.dtype.itemsize + (w.zero is not None)
-    of_step, scales = skinny_operands.of(w).step // size, PART // info.rows
-    return Groups(w.format, size, of_step, scales, num_bytes)
+    if not low_bit.has_groups(w):
+        return Groups(w.format, operands.step, 1, PART, num_bytes, is_row=True)
+    size = info.block_in(w.shape[-1])
+    return Groups(w.format, size, operands.step // size, PART // info.rows, num_bytes)
 
 
-def _plan(num_blocks: int, num_rows: int, w: jax.Array | Quantized, is_gated: bool) -> Plan:
-    """The shares by which blocks have the fewest steps. They are the matrix's alone, since the
-    order of sums must not depend on the number of rows.
+def _plan(
+    num_blocks: int, num_rows: int, w: jax.Array | Quantized, is_gated: bool,
+    least_blocks: int | None = None,
+) -> Plan:  # fmt: skip
+    """The shares by which blocks have the fewest steps, where there are at least `least_blocks`
+    (None: `num_blocks`). They are the matrix's alone, since the order of sums must not depend on
+    the number of rows.
     """
     *_, F, D = w.shape
     steps, cores = D // skinny_operands.of(w).step, target_device().num_cores
 
-    def rounds(shares: int, features: int) -> int:
+    def rounds(num_blocks: int, shares: int, features: int) -> int:
         clusters = max(1, cores // shares * _BLOCKS_A_CORE)
         return -(-num_blocks * F // (features * clusters))
 
     def steps_of_block(shares: int) -> int:
-        return rounds(shares, 2 * PART) * (-(-steps // shares) + _STEPS_OF_SUM * (shares > 1))
+        steps_of_tile = -(-steps // shares) + _STEPS_OF_SUM * (shares > 1)
+        return rounds(least_blocks or num_blocks, shares, 2 * PART) * steps_of_tile
 
     shares = min((shares for shares in _SHARES if shares <= steps), key=steps_of_block)
     tiles = _tiles(num_rows, w)
     num_tiles = F // (PART * tiles)
-    clusters = -(-num_blocks * num_tiles // rounds(shares, PART * tiles))
+    clusters = -(-num_blocks * num_tiles // rounds(num_blocks, shares, PART * tiles))
     return Plan(
         num_blocks, F, num_tiles, steps, _columns(num_rows), tiles, _stages(num_rows, tiles, w),
         shares, clusters, is_gated,
@@ -221,7 +298,7 @@ def _plan(num_blocks: int, num_rows: int, w: jax.Array | Quantized, is_gated: bo
 
 def _most_rows(w: jax.Array | Quantized) -> int:
     """For which no registers are spilled."""
-    operands, groups = skinny_operands.of(w), _groups(w)
+    operands, groups = skinny_operands.of(w), _groups(w, False)
     if groups is None:
         return _MOST_ROWS
     if len(operands.planes) > 1:
@@ -235,7 +312,7 @@ def _columns(num_rows: int) -> int:
 
 def _tiles(num_rows: int, w: jax.Array | Quantized) -> int:
     """Of a block: two, but one where registers are too few for two."""
-    operands, groups, columns = skinny_operands.of(w), _groups(w), _columns(num_rows)
+    operands, groups, columns = skinny_operands.of(w), _groups(w, False), _columns(num_rows)
     if w.shape[-2] // PART % 2 or len(operands.planes) > 1:
         return 1
     if groups is None or groups.size == operands.step:
@@ -245,7 +322,7 @@ def _tiles(num_rows: int, w: jax.Array | Quantized) -> int:
 
 def _stages(num_rows: int, tiles: int, w: jax.Array | Quantized) -> int:
     """Steps that fit into a block's shared memory, of half a multiprocessor if two do."""
-    operands, columns, groups = skinny_operands.of(w), _columns(num_rows), _groups(w)
+    operands, columns, groups = skinny_operands.of(w), _columns(num_rows), _groups(w, False)
     stage_bytes = tiles * PART * operands.row_bytes + columns * operands.step * 2
     if groups is not None:
         stage_bytes += max(ROW_BYTES, tiles * groups.of_step * PART * groups.num_bytes)

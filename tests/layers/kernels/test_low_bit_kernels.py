@@ -111,7 +111,7 @@ def test_a_gate_is_applied_to_sums(activation, format):
     chex.assert_shape(found, (5, 128))
     x_TD = np.asarray(jnp.asarray(x_TD, jnp.bfloat16), np.float64)
     gate_TF, up_TF = np.split(x_TD @ numbers.T, 2, axis=1)
-    expected = np.asarray(skinny_gpu.GATES[activation](gate_TF)) * up_TF
+    expected = np.asarray(skinny_gpu.GATES[activation](gate_TF, up_TF))
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
