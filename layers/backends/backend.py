@@ -1,12 +1,13 @@
 """What the target of a program offers: kernels, and what XLA's compiler for it is good at."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
 
+from configs.kinds.experts import Experts
 from layers.kernels.device import Device
 from layers.kernels.linear.low_bit import Quantized, Word
 
@@ -27,6 +28,32 @@ class RowKernels(Protocol):
     summarize: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
     choose: Callable[..., tuple[jax.Array, jax.Array]]
     zeros: Kernel
+
+
+class Routed(Protocol):
+    """Where tokens go (`kernels/experts/routing_gpu.py`)."""
+
+    @property
+    def weights_EW(self) -> jax.Array: ...
+    @property
+    def num_tokens_E(self) -> jax.Array: ...
+    @property
+    def share_E(self) -> jax.Array: ...
+
+
+class MixtureKernel(Protocol):
+    """Routes tokens and sums their experts' results by weight (`kernels/experts/gpu.py`)."""
+
+    def __call__(
+        self,
+        x_TD: jax.Array,
+        logits_TE: jax.Array,
+        valid_T: jax.Array,
+        experts: Mapping[str, Any],
+        gate: Callable[[jax.Array, jax.Array], jax.Array],
+        offsets_E: jax.Array | None,
+        factors_E: jax.Array | None,
+    ) -> tuple[Routed, jax.Array]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +121,14 @@ class Backend:
 
     def grouped_product(self, w_EFD: jax.Array) -> Kernel | None:
         """The kernel of `grouped.grouped_product` for a stack; None: XLA's."""
+        return None
+
+    def mixture(
+        self, kind: Experts, num_tokens: int, gate_up: Any, down: Any
+    ) -> MixtureKernel | None:
+        """A `MixtureKernel` of few tokens for stacks of matrices, all of whose experts are here;
+        None: XLA routes, and multiplies sorted rows.
+        """
         return None
 
     def gated_product(

@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from layers.backends.backend import Append, Backend, Convolution, Kernel, StateKernel, SumNorm
+from configs.kinds.experts import Experts
+from layers.backends.backend import (
+    Append,
+    Backend,
+    Convolution,
+    Kernel,
+    MixtureKernel,
+    StateKernel,
+    SumNorm,
+)
 from layers.kernels.device import Device
 from layers.kernels.linear import grouped
 from layers.kernels.linear.low_bit import Quantized, Word
@@ -58,6 +67,14 @@ class Hopper(Gpu):
         return skinny_gpu.gated_products(
             x_TD[None], w, None, activation, dtype, prefetch=self.prefetches_weights
         )[0]
+
+    def mixture(
+        self, kind: Experts, num_tokens: int, gate_up: Any, down: Any
+    ) -> MixtureKernel | None:
+        from layers.kernels.experts import gpu
+
+        can_mix = gpu.can_mix(kind, num_tokens, gate_up, down)
+        return functools.partial(gpu.mix, kind) if can_mix else None
 
     def grouped_product(self, w_EFD: jax.Array) -> Kernel | None:
         is_half = w_EFD.dtype in (jnp.bfloat16, jnp.float16)

@@ -52,16 +52,17 @@ def up_and_down(
         is_gate_X = jnp.arange(gate_up_TX.shape[1]) < gate_up_TX.shape[1] // 2
         gate_up_TX = jnp.clip(gate_up_TX, jnp.where(is_gate_X, -jnp.inf, -limit), limit)
     if late_limit is not None:
-        hidden_TF = late_limited(activation, gate_up_TX, late_limit)
+        gate_TF, up_TF = jnp.split(gate_up_TX, 2, axis=-1)
+        hidden_TF = late_limited(ACTIVATIONS[activation], gate_TF, up_TF, late_limit)
         return linear(hidden_TF.astype(config.dtype), params["down"])
     return linear(gate(activation, config.dtype)(gate_up_TX), params["down"])
 
 
-def late_limited(activation: str, gate_up_TX: jax.Array, limit: float) -> jax.Array:
+def late_limited(
+    activation: Callable[[jax.Array], jax.Array], gate_TF: jax.Array, up_TF: jax.Array, limit: float
+) -> jax.Array:
     """act(gate), which is at most `limit`, times up, which is within it: float32 [T, F]."""
-    gate_TF, up_TF = jnp.split(gate_up_TX, 2, axis=-1)
-    gate_TF = jnp.minimum(ACTIVATIONS[activation](gate_TF), limit)
-    return gate_TF * jnp.clip(up_TF, -limit, limit)
+    return jnp.minimum(activation(gate_TF), limit) * jnp.clip(up_TF, -limit, limit)
 
 
 @functools.cache  # one function for all layers

@@ -3,6 +3,7 @@ its own, and a token's results are summed by weight. No token is dropped; paddin
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -11,6 +12,8 @@ import jax.numpy as jnp
 from configs.kinds.experts import Experts
 from configs.model import ModelConfig
 from layers import norm
+from layers.backends import backends
+from layers.backends.backend import MixtureKernel
 from layers.feed_forwards import dense, routing
 from layers.linear import add_bias, grouped_linear, linear
 from layers.params import Params
@@ -46,24 +49,17 @@ def _summed(
         if kind.router.has_norm:
             routed_TD = norm.rms_norm(x_TD, params["router_norm"], config.norm_eps)
             routed_TD *= config.width**-0.5
-        weights_TJ, ids_TJ, scores_TE = routing.route(
-            params, kind.router, kind.top_k, routed_TD, context.tokens_T
-        )
-        valid_T1 = context.ragged.valid_T[:, None]
-        ids_TJ = jnp.where(valid_T1, ids_TJ, kind.num_experts)
-        shares_TE = scores_TE / scores_TE.sum(1, keepdims=True)
-        share_E = jnp.where(valid_T1, shares_TE, 0).sum(0) / jnp.maximum(valid_T1.sum(), 1)
-        routed = RoutedTokens(_counts(ids_TJ, kind.num_experts), share_E)
-    with jax.named_scope("experts"):
-        normed_TD = norm.apply(x_TD, params["experts_norm"], config) if kind.has_norms else x_TD
-        if kind.latent_width:
+        logits_TE = routing.logits(params, routed_TD)
+    normed_TD = norm.apply(x_TD, params["experts_norm"], config) if kind.has_norms else x_TD
+    if kind.latent_width:
+        with jax.named_scope("experts"):
             normed_TD = add_bias(
                 linear(normed_TD, params["latent_down"]), params, "latent_down_bias"
             )
-        every = _tokens_of_all(normed_TD.astype(config.dtype), weights_TJ, ids_TJ)
-        out_TD = _mixed(params["experts"], config, kind, every, context.deterministic)
-        out_TD = collectives.own_tokens(out_TD)
-        if kind.latent_width:  # a chip's part of each sum, as of what experts alone add
+    mix = _mixture(params, config, kind, len(x_TD), context)
+    out_TD, routed = mix(params, normed_TD.astype(config.dtype), logits_TE, context.ragged.valid_T)
+    if kind.latent_width:  # a chip's part of each sum, as of what experts alone add
+        with jax.named_scope("experts"):
             out_TD = linear(out_TD.astype(config.dtype), params["latent_up"])
     if not kind.shared_width:
         return add_bias(collectives.total(out_TD), params, "latent_up_bias"), routed
@@ -83,6 +79,58 @@ def _summed(
     out_TD, shared_TD = collectives.total(jnp.stack([out_TD, shared_TD]))
     shared_TD = norm.apply(shared_TD, params["shared_post_norm"], config)
     return norm.apply(out_TD, params["experts_post_norm"], config) + shared_TD, routed
+
+
+def _mixture(
+    params: Params, config: ModelConfig, kind: Experts, num_tokens: int, context: StepContext
+) -> Callable[[Params, jax.Array, jax.Array, jax.Array], tuple[jax.Array, RoutedTokens]]:
+    """A function of parameters, x_TD, the router's logits and valid_T: the weighed sum of each
+    token's experts, float32 [T, D], on a mesh a part of it, and the tokens routed to each expert. A
+    back end's kernel has the derivatives of XLA's.
+    """
+    by_xla = functools.partial(_mixture_by_xla, config, kind, context)
+    weights, is_divided = params["experts"], kind.num_held < kind.num_experts
+    if is_divided or not kind.is_gated:
+        return by_xla
+    kernel = backends.current().mixture(kind, num_tokens, weights["gate_up"], weights["down"])
+    if kernel is None:
+        return by_xla
+    by_kernel = jax.custom_jvp(functools.partial(_mixture_by_kernel, kernel, config, kind))
+    by_kernel.defjvp(lambda primals, tangents: jax.jvp(by_xla, primals, tangents))
+    return by_kernel
+
+
+def _mixture_by_kernel(
+    kernel: MixtureKernel, config: ModelConfig, kind: Experts, params: Params, x_TD: jax.Array,
+    logits_TE: jax.Array, valid_T: jax.Array,
+) -> tuple[jax.Array, RoutedTokens]:  # fmt: skip
+    routed, out_TD = kernel(
+        x_TD, logits_TE, valid_T, params["experts"], functools.partial(_gate, kind),
+        params.get("router_offsets"), params.get("router_factors"),
+    )  # fmt: skip
+    if kind.has_bias:
+        weights_TE = routed.weights_EW.T[: len(x_TD)]
+        bias_ED = _first_chips(params["experts"]["down_bias"])
+        out_TD += jnp.dot(weights_TE, bias_ED, precision=jax.lax.Precision.HIGHEST)
+    return out_TD, RoutedTokens(routed.num_tokens_E, routed.share_E)
+
+
+def _mixture_by_xla(
+    config: ModelConfig, kind: Experts, context: StepContext, params: Params, x_TD: jax.Array,
+    logits_TE: jax.Array, valid_T: jax.Array,
+) -> tuple[jax.Array, RoutedTokens]:  # fmt: skip
+    with jax.named_scope("router"):
+        weights_TJ, ids_TJ, scores_TE = routing.route(
+            params, kind.router, kind.top_k, logits_TE, context.tokens_T
+        )
+        ids_TJ = jnp.where(valid_T[:, None], ids_TJ, kind.num_experts)
+        shares_TE = scores_TE / scores_TE.sum(1, keepdims=True)
+        share_E = jnp.where(valid_T[:, None], shares_TE, 0).sum(0) / jnp.maximum(valid_T.sum(), 1)
+        routed = RoutedTokens(_counts(ids_TJ, kind.num_experts), share_E)
+    with jax.named_scope("experts"):
+        every = _tokens_of_all(x_TD, weights_TJ, ids_TJ)
+        out_TD = _mixed(params["experts"], config, kind, every, context.deterministic)
+        return collectives.own_tokens(out_TD), routed
 
 
 def _tokens_of_all(x_TD: jax.Array, weights_TJ: jax.Array, ids_TJ: jax.Array) -> _Routed:
@@ -141,12 +189,18 @@ def _gated(kind: Experts, gate_up_XF: jax.Array, dtype: str) -> jax.Array:
     """act(gate) (up + offset) within the limit, or act(up) alone, [X, F] of `dtype`."""
     if not kind.is_gated:
         return dense.ACTIVATIONS[kind.activation](gate_up_XF).astype(dtype)
-    if kind.late_limits[0] is not None:
-        return dense.late_limited(kind.activation, gate_up_XF, kind.late_limits[0]).astype(dtype)
-    if kind.activation != "quick_gelu" and kind.limit is None and not kind.up_offset:
+    is_limited = kind.limit is not None or kind.late_limits[0] is not None
+    if kind.activation != "quick_gelu" and not is_limited and not kind.up_offset:
         return dense.gate(kind.activation, dtype)(gate_up_XF)
-    gate_XF, up_XF = jnp.split(gate_up_XF, 2, axis=-1)
+    return _gate(kind, *jnp.split(gate_up_XF, 2, axis=-1)).astype(dtype)
+
+
+def _gate(kind: Experts, gate_XF: jax.Array, up_XF: jax.Array) -> jax.Array:
+    """act(gate) (up + offset) within the limit, float32 [X, F]."""
+    activation, late_limit = dense.ACTIVATIONS[kind.activation], kind.late_limits[0]
+    if late_limit is not None:
+        return dense.late_limited(activation, gate_XF, up_XF, late_limit)
     if kind.limit is not None:
         gate_XF = jnp.minimum(gate_XF, kind.limit)
         up_XF = jnp.clip(up_XF, -kind.limit, kind.limit)
-    return (dense.ACTIVATIONS[kind.activation](gate_XF) * (up_XF + kind.up_offset)).astype(dtype)
+    return activation(gate_XF) * (up_XF + kind.up_offset)

@@ -23,15 +23,24 @@ class Routes(NamedTuple):
     scores_TE: jax.Array  # float32, of all experts
 
 
+def logits(params: Params, x_TD: jax.Array) -> jax.Array:
+    """What scores are made of, float32 [T, E]."""
+    return add_bias(linear(x_TD, params["router"]), params, "router_bias")
+
+
 def route(
-    params: Params, router: Router, top_k: int, x_TD: jax.Array, tokens_T: jax.Array | None = None
+    params: Params,
+    router: Router,
+    top_k: int,
+    logits_TE: jax.Array,
+    tokens_T: jax.Array | None = None,
 ) -> Routes:
     """Which `top_k` experts each token visits, and what each of them counts.
 
     Args:
+        logits_TE: of `logits`.
         tokens_T: i32[T] token ids, where these choose (`Router.table_rows`).
     """
-    logits_TE = add_bias(linear(x_TD, params["router"]), params, "router_bias")
     scores_TE = _SCORES[router.scores](logits_TE)
     if router.table_rows:
         assert tokens_T is not None, "ids of tokens choose experts"

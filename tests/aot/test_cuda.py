@@ -19,7 +19,7 @@ from layers.kernels.norm import gpu as norm_of_sum
 from layers.kernels.recurrence import convolution_gpu
 from layers.linear import linear
 from layers.ragged import Rectangle
-from tests.aot import low_bit, programs, recurrence
+from tests.aot import experts, low_bit, programs, recurrence
 
 pytestmark = pytest.mark.aot
 
@@ -268,6 +268,16 @@ def test_other_formats_and_rows(format, rows, ptxas):
 @pytest.mark.parametrize("format", ["int4", "fp8_block"])
 def test_experts_of_few_bits(format):
     low_bit.check_experts(programs.device("h200"), format, 32)
+
+
+@pytest.mark.parametrize("name, rows, most", [
+    ("qwen3-30b-a3b", 1, 6), ("qwen3-30b-a3b", 8, 6), ("qwen3-30b-a3b", 16, 6),
+    ("gpt-oss-20b", 64, 8),
+])  # fmt: skip
+def test_a_mixture_of_few_tokens_has_few_launches_and_reads_experts_once(name, rows, most, ptxas):
+    experts.check_mixture("h200", name, rows, most)
+    spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", ptxas())
+    assert set(spilled) == {("0", "0")}
 
 
 @pytest.mark.parametrize("format, most", [

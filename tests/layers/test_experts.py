@@ -138,7 +138,8 @@ def test_a_router_chooses_and_weighs(name):
     own, x_TD = weights(kind), tokens()
 
     def route(own, x_TD):
-        return routing.route(own, kind.router, kind.top_k, x_TD)
+        logits_TE = routing.logits(own, x_TD)
+        return routing.route(own, kind.router, kind.top_k, logits_TE)
 
     scale_TJ, ids_TJ, _ = compiling.call(route, own, x_TD)
     expected, expected_ids = chosen(own, kind, x_TD.astype(np.float64))
@@ -150,7 +151,9 @@ def test_experts_are_chosen_one_by_one():
     """Each counts among those that are left and not far below it."""
     kind = Experts(9, 3, 8, Router(is_normalized=False, jitter=0.6))
     own, x_TD = weights(kind), tokens()
-    result = compiling.call(lambda own, x: routing.route(own, kind.router, 3, x), own, x_TD)
+    result = compiling.call(
+        lambda own, x: routing.route(own, kind.router, 3, routing.logits(own, x)), own, x_TD
+    )
     for logits, scales, ids in zip(
         x_TD.astype(np.float64) @ np.asarray(own["router"], np.float64).T, *result[:2], strict=True
     ):
