@@ -1,12 +1,15 @@
 """Kernels in the interpreters of their back ends: what threads run is compiled once."""
 
+import contextlib
 import functools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import pytest
 from jax._src.pallas.mosaic.interpret import thread_map
+from jax._src.pallas.mosaic_gpu.interpret import shared_memory
 
 _compiling = threading.Lock()
 
@@ -31,3 +34,29 @@ def threads_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     every test in a file that has this.
     """
     monkeypatch.setattr(thread_map, "_run_jaxpr", _run_compiled)
+
+
+@contextlib.contextmanager
+def blocks_in_order() -> Iterator[None]:
+    """Blocks of a grid on Hopper happen one after another, as they are interpreted: what they count
+    in device memory orders them, which the search for races does not know. Within a block it finds
+    all. From jax 0.11 on, which takes blocks for concurrent.
+    """
+    memory = shared_memory.GPUSharedMemory
+    reset = getattr(memory, "reset_per_cluster_state", None)
+    if reset is None:
+        yield
+        return
+
+    def follow(self: Any) -> None:
+        ended = getattr(self, "clocks", {})
+        reset(self)
+        for clock in self.clocks.values():
+            for earlier in ended.values():
+                clock.update(earlier)
+
+    memory.reset_per_cluster_state = follow
+    try:
+        yield
+    finally:
+        memory.reset_per_cluster_state = reset

@@ -10,7 +10,8 @@ Such a kernel is as good as its memory traffic. So
   tokens, 2 K H], its values another; further pages are on their way while one is used;
 * where rows are few, their pages are split over blocks until every multiprocessor has work. A split
   keeps its own maximum, mass and values (online softmax, Milakov & Gimelshein 2018, arXiv
-  1805.02867); they are combined after (Flash-Decoding, Dao et al. 2023).
+  1805.02867), which the splits of a row combine in the same launch (`splits.py`);
+* the result leaves as the next product reads it: [Y, W, N, H], in the pages' dtype.
 
 The step's keys and values are already in the pages (`page_rows.write`, in place). XLA writes them
 from the launch that rotates them, so an append in here would save no launch (`docs/kernels.md`).
@@ -32,9 +33,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from configs.cache import PageFormat
 from layers import page_rows
 from layers.kernels import tuning
-from layers.kernels.attention import contract, gpu_index, gpu_latent, gpu_prefill, hopper
+from layers.kernels.attention import contract, gpu_index, gpu_latent, gpu_prefill, hopper, splits
 from layers.kernels.attention.contract import PLAIN, Demand, Options
-from layers.kernels.attention.hopper import LOG2_E, ROWS, SHARED_BYTES
+from layers.kernels.attention.hopper import ROWS, SHARED_BYTES
 from layers.kernels.attention.mask import MaskBounds, mask_bounds
 from layers.kernels.attention.tiles import Tiling, visible_pages
 from layers.kernels.device import Device, target_device
@@ -56,8 +57,6 @@ def limit(demand: Demand, device: Device) -> str | None:
         return f"runs on Hopper GPUs (H100, H200), not on {device.kind}"
     if demand.deterministic:
         return "has not been measured to be deterministic"
-    if demand.has_first_tokens:
-        return contract.FIRST_TOKENS
     if page_format.is_quantized:
         return f"reads no {dtype} caches: leave model.cache_format out"
     page_entries = page_tokens // demand.stride
@@ -86,8 +85,8 @@ def own_sizes(num_blocks: int, max_stages: int, device: Device) -> dict[str, int
 
 
 def most_stages(page_tokens: int, head_width: int, itemsize: int) -> int:
-    """Pages that a block's shared memory has room for beside its queries and its output."""
-    fixed_bytes = ROWS * (head_width * itemsize + _OUT_WIDTH * 4)
+    """Pages that a block's shared memory has room for beside its queries, part and result."""
+    fixed_bytes = ROWS * (head_width * itemsize + _OUT_WIDTH * (4 + itemsize))
     fixed_bytes += 8 << 10  # positions, statistics, alignment
     return (SHARED_BYTES - fixed_bytes) // (2 * page_tokens * head_width * itemsize)
 
@@ -123,18 +122,21 @@ def attend_pages(
     page_tokens = ROWS if is_latent else pages.shape[1]  # latents of any pages are read in tiles
     if num_splits is None and num_stages is None and not is_latent:
         K = page_format.kv_heads
-        if gpu_prefill.suits(q_YWNH.shape, K, options, device):
+        if gpu_prefill.suits(q_YWNH.shape, K, device):
             out_YWNH = gpu_prefill.attend_pages(
                 q_YWNH, pages, rectangle, group, K, options, interpret
             )
-            return out_YWNH.astype(jnp.float32)
+            return _as_promised(out_YWNH, options)
     K = gpu_latent.head_tiles(N) if is_latent else page_format.kv_heads
     G = N // K
     width = min(W, ROWS // G)  # query tokens of a tile
+    if is_latent and not gpu_latent.stores_tokens(G):
+        width = 1
     tiling = Tiling(width, G, -(-width * G // _MOVED_ROWS) * _MOVED_ROWS)
     valid_ZW = tiling.split(rectangle.valid_YW)
-    bounds, Z = mask_bounds(rectangle, options.window, options.chunked), len(valid_ZW)
-    bounds = jax.tree.map(tiling.split, bounds)
+    bounds = mask_bounds(rectangle, options.window, options.chunked, options.first_tokens)
+    bounds, Z = jax.tree.map(tiling.split, bounds), len(valid_ZW)
+    head_pages = -(-options.first_tokens // page_tokens)
     shape_class = tuning.attention_class(Z, K, H, page_tokens)
     if is_latent:
         max_stages = gpu_latent.most_stages(H)
@@ -142,61 +144,49 @@ def attend_pages(
         max_stages = most_stages(page_tokens, H, pages.dtype.itemsize)
     sizes = own_sizes(Z * K, max_stages, device)
     sizes |= tuning.sizes("pallas_gpu", device, shape_class)
-    num_splits = num_splits or sizes["num_splits"]
-    is_whole = num_splits == 1 and options.sinks_N is None
-    out_rows = width * G if is_whole else tiling.num_rows
+    neighbors = K if is_latent else 1  # blocks in the grid between those of a tile
+    num_splits = num_splits or min(sizes["num_splits"], splits.most_splits(neighbors, device))
+    attend = _attend_splits
     if is_latent:
         attend = functools.partial(
-            gpu_latent.attend_splits, value_width=page_format.value_width,
-            beside=None if beside is None else page_rows.decode(beside),
-        )  # fmt: skip
-    else:
-        attend = functools.partial(_attend_splits, out_rows=out_rows)
-    values_ZKXUH, stats_ZKX2U = attend(
+            gpu_latent.attend_splits, beside=None if beside is None else page_rows.decode(beside)
+        )
+    out_YWNH = attend(
         tiling.pack(q_YWNH), page_rows.decode(pages),
-        jnp.repeat(rectangle.tables[group], Z // Y, axis=0),
-        jax.tree.map(lambda x_ZW: tiling.spread(x_ZW, ROWS), bounds),
-        *_split_pages(bounds, valid_ZW, page_tokens, num_splits), is_whole=is_whole,
+        _split_pages(
+            jnp.repeat(rectangle.tables[group], Z // Y, axis=0), bounds, valid_ZW, page_tokens,
+            head_pages, num_splits,
+        ),
+        jax.tree.map(lambda x_ZW: tiling.spread(x_ZW, ROWS), bounds), options.sinks_N,
+        head_pages=head_pages, tiling=tiling, shape=(Y, W, N, page_format.value_width),
         num_stages=num_stages or sizes["num_stages"],
         score_cap=options.score_cap, interpret=interpret,
     )  # fmt: skip
-    shape = Y, W, N, page_format.value_width
-    if stats_ZKX2U is None:
-        return tiling.unpack(values_ZKXUH[:, :, 0], shape).astype(jnp.float32)
-    sinks_KU = None if options.sinks_N is None else tiling.sinks(options.sinks_N)
-    values_ZKXUH, stats_ZKX2U = (
-        values_ZKXUH[..., : tiling.num_rows, :], stats_ZKX2U[..., : tiling.num_rows],
-    )  # fmt: skip
-    return tiling.unpack(_combine(values_ZKXUH, stats_ZKX2U, sinks_KU), shape)
+    return _as_promised(out_YWNH, options)
+
+
+def _as_promised(out_YWNH: jax.Array, options: Options) -> jax.Array:
+    """The result in float32, unless it has the type that the caller rounds it to."""
+    return out_YWNH if out_YWNH.dtype == options.dtype else out_YWNH.astype(jnp.float32)
 
 
 def _split_pages(
-    bounds: MaskBounds, valid_ZW: jax.Array, page_tokens: int, num_splits: int
-) -> tuple[jax.Array, jax.Array]:
-    """First table column that each split of a row reads, and the one after its last, i32[Z, X]
-    each. Splits share the keys that valid tokens see equally; late splits of a short row are empty.
+    table_ZP: jax.Array, bounds: MaskBounds, valid_ZW: jax.Array, page_tokens: int,
+    head_pages: int, num_splits: int,
+) -> splits.PageRanges:  # fmt: skip
+    """Splits share the pages that valid tokens see equally; late splits of a short row are empty.
+    Of pages between the first tokens' and the window none is read.
     """
     first_Z, stop_Z = visible_pages(bounds, valid_ZW, page_tokens)
+    skipped_Z = None
+    if head_pages:
+        skipped_Z = jnp.maximum(jnp.minimum(first_Z, stop_Z) - head_pages, 0)
+        first_Z, stop_Z = jnp.zeros_like(first_Z), stop_Z - skipped_Z
     first_Z1, stop_Z1 = first_Z[:, None], stop_Z[:, None]
     share_Z1 = -(-(stop_Z1 - first_Z1) // num_splits)
     start_ZX = first_Z1 + share_Z1 * jnp.arange(num_splits, dtype=jnp.int32)
-    return jnp.minimum(start_ZX, stop_Z1), jnp.minimum(start_ZX + share_Z1, stop_Z1)
-
-
-def _combine(
-    values_ZKXUH: jax.Array, stats_ZKX2U: jax.Array, sinks_KU: jax.Array | None
-) -> jax.Array:
-    """The softmax over a row's splits and its sink: float32 [Z, K, U, H]; 0 if nothing was read."""
-    maximum_ZKXU, mass_ZKXU = stats_ZKX2U[:, :, :, 0], stats_ZKX2U[:, :, :, 1]
-    maximum_ZKU = maximum_ZKXU.max(2)
-    if sinks_KU is not None:
-        maximum_ZKU = jnp.maximum(maximum_ZKU, sinks_KU * LOG2_E)
-    decay_ZKXU = jnp.exp2(maximum_ZKXU - maximum_ZKU[:, :, None])
-    mass_ZKU = (mass_ZKXU * decay_ZKXU).sum(2)
-    if sinks_KU is not None:
-        mass_ZKU += jnp.exp2(sinks_KU * LOG2_E - maximum_ZKU)
-    out_ZKUH = (values_ZKXUH * decay_ZKXU[..., None]).sum(2) / mass_ZKU[..., None]
-    return jnp.where(mass_ZKU[..., None] == 0, 0, out_ZKUH)
+    start_ZX, stop_ZX = (jnp.minimum(x_ZX, stop_Z1) for x_ZX in (start_ZX, start_ZX + share_Z1))
+    return splits.PageRanges(table_ZP, start_ZX, stop_ZX, skipped_Z)
 
 
 # --- the kernel -----------------------------------------------------------------------------------
@@ -205,33 +195,38 @@ def _combine(
 def _attend_splits(
     q_ZKUH: jax.Array,
     pages: jax.Array,
-    table_ZP: jax.Array,
+    ranges: splits.PageRanges,
     bounds: MaskBounds,  # i32[Z, 64] each
-    start_ZX: jax.Array,
-    stop_ZX: jax.Array,
+    sinks_N: jax.Array | None,
     *,
-    out_rows: int,
-    is_whole: bool,
+    head_pages: int,
+    tiling: Tiling,
+    shape: tuple[int, ...],
     num_stages: int,
     score_cap: float | None,
     interpret: object,
-) -> tuple[jax.Array, jax.Array | None]:
-    """Attention of each split alone: weighted values, float32 [Z, K, X, out_rows, H], and maximum
-    (base 2) and mass of their weights, float32 [Z, K, X, 2, 64]. Where a split `is_whole`, nothing
-    is left to combine: their quotient, in the pages' dtype, and None.
-    """
-    (Z, K, num_rows, H), page_tokens, X = q_ZKUH.shape, pages.shape[1], start_ZX.shape[1]
+) -> jax.Array:
+    """Attention of tiles of queries, [Y, W, N, H] as `shape` has it, in the pages' dtype."""
+    (Z, K, num_rows, H), page_tokens, X = q_ZKUH.shape, pages.shape[1], ranges.start_ZX.shape[1]
     dtype, bounds_ZU = pages.dtype, jax.tree.leaves(bounds)
-    out_dtype = dtype if is_whole else jnp.float32
+    slice_width = splits.slice_width(H, X, tiling)
+    is_split = X > 1
+    q = splits.with_counts(q_ZKUH) if is_split else q_ZKUH
 
     def kernel(
-        q_ref, pages_ref, table_ref, bounds_ref, start_ref, stop_ref, values_ref, *stats_refs,
-        q_smem, bounds_smem, keys_smem, values_smem, out_smem, stats_smem,
-        q_arrived, bounds_arrived, keys_arrived, values_arrived,
+        q_ref, pages_ref, ranges_ref, bounds_ref, sinks_ref, out_ref, part_refs, *,
+        q_smem, bounds_smem, keys_smem, values_smem, out_smem,
+        q_arrived, bounds_arrived, keys_arrived, values_arrived, part_smem=None, stats_smem=None,
     ):  # fmt: skip
+        hopper.begin(interpret)
         b, head, split = (lax.axis_index(name) for name in ("row", "head", "split"))
-        start, stop = start_ref[b, split], stop_ref[b, split]
-        row_table_ref = table_ref.at[b, head] if table_ZP.ndim == 3 else table_ref.at[b]
+        start, stop = ranges_ref.start_ZX[b, split], ranges_ref.stop_ZX[b, split]
+
+        def column(j):
+            return ranges_ref.column(b, j, head_pages)
+
+        def page_of(j):
+            return ranges_ref.page(b, head, column(j))
 
         def fetch(page, j):
             stage = lax.rem(j - start, jnp.int32(num_stages))
@@ -244,7 +239,7 @@ def _attend_splits(
 
         plgpu.copy_gmem_to_smem(q_ref.at[b, head], q_smem.at[pl.ds(0, num_rows)], q_arrived)
         plgpu.copy_gmem_to_smem(bounds_ref.at[b], bounds_smem, bounds_arrived)
-        pl.loop(start, jnp.minimum(stop, start + num_stages))(lambda j: fetch(row_table_ref[j], j))
+        pl.loop(start, jnp.minimum(stop, start + num_stages))(lambda j: fetch(page_of(j), j))
         plgpu.barrier_wait(q_arrived)
         plgpu.barrier_wait(bounds_arrived)
         fields_U = [bounds_smem[i] for i in range(len(bounds_ZU))]
@@ -253,29 +248,46 @@ def _attend_splits(
         def fold(j, sums):
             stage = lax.rem(j - start, jnp.int32(num_stages))
             ahead = j + num_stages
-            page = row_table_ref[jnp.minimum(ahead, stop - 1)]  # asked for long before it is used
+            page = page_of(jnp.minimum(ahead, stop - 1))  # asked for long before it is used
             plgpu.barrier_wait(keys_arrived.at[stage])
             scores_US = hopper.scores(q_smem, keys_smem.at[stage], interpret)
-            sums, weights_US = hopper.weigh(sums, scores_US, j * page_tokens, bounds_U, score_cap)
+            kv_position = column(j) * page_tokens
+            sums, weights_US = hopper.weigh(sums, scores_US, kv_position, bounds_U, score_cap)
             plgpu.barrier_wait(values_arrived.at[stage])
             sums = hopper.add_values(sums, weights_US, values_smem.at[stage], interpret)
             pl.when(ahead < stop)(lambda: fetch(page, ahead))
             return sums
 
+        def store(sums, first_column):
+            if sinks_ref is not None:
+                sums = splits.with_sinks(sums, sinks_ref, tiling, head)
+            tokens = splits.tokens(tiling, shape, b, head)
+            tokens.store(out_ref, first_column, hopper.quotient(sums), out_smem)
+
         sums = lax.fori_loop(start, stop, fold, hopper.no_sums(H))
-        values_UH = hopper.quotient(sums) if is_whole else sums.values_UH
-        for stats_ref in stats_refs:
-            stats_smem[0], stats_smem[1] = sums.maximum_U, sums.mass_U
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(stats_smem, stats_ref.at[b, head, split])
+        if part_refs is None:
+            store(sums, 0)
+            return
+        pair, parts = b * K + head, splits.Parts(*part_refs)
+        stats_smem[0], stats_smem[1] = sums.maximum_U, sums.mass_U
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(stats_smem, parts.stats.at[pair, split])
+        rows = pl.ds((pair * X + split) * num_rows, num_rows)
         for first in range(0, H, _OUT_WIDTH):
             if first:
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last ones have left `out`
-            out_smem[...] = values_UH[:, first : first + _OUT_WIDTH].astype(out_dtype)
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last ones have left
+            part_smem[...] = sums.values_UH[:, first : first + _OUT_WIDTH]
             plgpu.commit_smem()
-            columns = values_ref.at[b, head, split, :, pl.ds(first, _OUT_WIDTH)]
-            plgpu.copy_smem_to_gmem(out_smem.at[pl.ds(0, out_rows)], columns)
+            columns = parts.values.at[rows, pl.ds(first, _OUT_WIDTH)]
+            plgpu.copy_smem_to_gmem(part_smem.at[pl.ds(0, num_rows)], columns)
         plgpu.wait_smem_to_gmem(0)
+
+        def combine(i):
+            columns = i * slice_width, slice_width
+            store(splits.combined(parts, pair, num_rows, columns, interpret), columns[0])
+
+        count_ref = splits.count(q_ref, Z, b, head)
+        splits.combine(count_ref, split, X, H // slice_width, combine, interpret)
 
     tiles = hopper.operand_layout(dtype)
     pages_held = plgpu.SMEM((num_stages, page_tokens, H), dtype, transforms=tiles)
@@ -284,23 +296,24 @@ def _attend_splits(
         bounds_smem=plgpu.SMEM((len(bounds_ZU), ROWS), jnp.int32),
         keys_smem=pages_held,
         values_smem=pages_held,
-        out_smem=plgpu.SMEM((ROWS, _OUT_WIDTH), out_dtype),
-        stats_smem=plgpu.SMEM((2, ROWS), jnp.float32),
+        out_smem=plgpu.SMEM((ROWS, min(_OUT_WIDTH, slice_width)), dtype),
         q_arrived=plgpu.Barrier(),
         bounds_arrived=plgpu.Barrier(),
         keys_arrived=plgpu.Barrier(num_barriers=num_stages),
         values_arrived=plgpu.Barrier(num_barriers=num_stages),
     )
-    values = jax.ShapeDtypeStruct((Z, K, X, out_rows, H), out_dtype)
-    stats = jax.ShapeDtypeStruct((Z, K, X, 2, ROWS), jnp.float32)
-    values_ZKXUH, *stats_ZKX2U = plgpu.kernel(
-        kernel,
-        out_type=(values,) if is_whole else (values, stats),
-        scratch_types=scratch,
-        grid=(Z, K, X),
+    parts = None
+    if is_split:
+        scratch["part_smem"] = plgpu.SMEM((ROWS, _OUT_WIDTH), jnp.float32)
+        scratch["stats_smem"] = plgpu.SMEM((2, ROWS), jnp.float32)
+        parts = splits.part_types(Z * K, X, num_rows, H)
+    mesh = plgpu.Mesh(
+        grid=(Z, K, X),  # the last is the one whose neighbors run at the same time
         grid_names=("row", "head", "split"),
         kernel_name="paged_attention",
-        compiler_params=hopper.compiler_params(score_cap),
-        interpret=interpret,
-    )(q_ZKUH, pages, table_ZP, jnp.stack(bounds_ZU, axis=1), start_ZX, stop_ZX)
-    return values_ZKXUH, stats_ZKX2U[0] if stats_ZKX2U else None
+    )
+    out_types = jax.ShapeDtypeStruct(shape, dtype), parts
+    out_YWNH, _ = hopper.launch(kernel, out_types, mesh, scratch, score_cap, interpret)(
+        q, pages, ranges, jnp.stack(bounds_ZU, axis=1), sinks_N
+    )
+    return out_YWNH

@@ -27,11 +27,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from configs.cache import PageFormat
-from layers.kernels.attention import gpu_gather, hopper
+from layers.kernels.attention import gpu_gather, hopper, splits
 from layers.kernels.attention.hopper import ROWS, SHARED_BYTES
 from layers.kernels.attention.mask import MaskBounds
+from layers.kernels.attention.tiles import Tiling
 
 _KEY_PARTS, _VALUE_PARTS, _MOST_VALUES = 64, 128, 512
+_OUT_WIDTH = 16  # columns of the result that leave at once
 _READERS = 2  # warpgroups that share the value columns
 # Registers a thread: 168 each at first, of which who fetches needs few.
 _READER_REGISTERS, _FETCHER_REGISTERS = 232, 40
@@ -62,44 +64,54 @@ def most_stages(width: int) -> int:
     return (SHARED_BYTES - fixed_bytes) // (2 * ROWS * width)
 
 
+def stores_tokens(group: int) -> bool:
+    """Whether the rows of each token of a tile begin on a line of the shared memory by way of which
+    they leave, as copies do.
+    """
+    return group * _OUT_WIDTH * 2 % 128 == 0
+
+
 def attend_splits(
     q_ZKUH: jax.Array,
     pages: jax.Array,
-    table_ZP: jax.Array,
+    ranges: splits.PageRanges,
     bounds: MaskBounds,  # i32[Z, 64] each
-    start_ZX: jax.Array,
-    stop_ZX: jax.Array,
+    sinks_N: jax.Array | None,
     *,
-    value_width: int,
-    is_whole: bool,
+    head_pages: int,
+    tiling: Tiling,
+    shape: tuple[int, ...],
     num_stages: int,
     score_cap: float | None,
     beside: jax.Array | None,
     interpret: object,
-) -> tuple[jax.Array, jax.Array | None]:
-    """Attention of each split alone, as `gpu.py`'s: weighted values, float32 [Z, K, X, 64, C], and
-    maximum (base 2) and mass of their weights, float32 [Z, K, X, 2, 64]; or, where a split
-    `is_whole`, their quotient, in the pages' dtype, and None.
-    """
-    (Z, K, num_rows, H), X = q_ZKUH.shape, start_ZX.shape[1]
+) -> jax.Array:
+    """Attention of tiles of queries, as `gpu.py`'s: [Y, W, N, C], in the pages' dtype."""
+    (Z, K, num_rows, H), X = q_ZKUH.shape, ranges.start_ZX.shape[1]
     is_chosen = pages.shape[1] == 1  # the table names single tokens
     page_tiles = pages.shape[1] // ROWS
     tile = (H,) if is_chosen else (ROWS, H)
     sources = [rows.reshape(-1, *tile) for rows in (pages, beside) if rows is not None]
     dtype, bounds_ZU = pages.dtype, jax.tree.leaves(bounds)
-    width = value_width // _READERS
+    width = shape[-1] // _READERS
+    slice_width = splits.slice_width(width, X, tiling)
+    is_split = X > 1
+    q = splits.with_counts(q_ZKUH) if is_split else q_ZKUH
 
     def kernel(
-        q_ref, table_ref, bounds_ref, start_ref, stop_ref, *refs,
-        q_smem, bounds_smem, pages_smem, stats_smem, q_arrived, bounds_arrived, arrived, consumed,
+        q_ref, source_refs, ranges_ref, bounds_ref, sinks_ref, out_ref, part_refs, *,
+        q_smem, bounds_smem, pages_smem, out_smem, q_arrived, bounds_arrived, arrived, consumed,
     ):  # fmt: skip
-        source_refs, (values_ref, *stats_refs) = refs[: len(sources)], refs[len(sources) :]
+        hopper.begin(interpret)
         b, split, tile = (lax.axis_index(name) for name in ("row", "split", "tile"))
         warpgroup = lax.axis_index("warpgroup")
-        start, stop = start_ref[b, split], stop_ref[b, split]
+        start, stop = ranges_ref.start_ZX[b, split], ranges_ref.stop_ZX[b, split]
 
         def stage_of(j):
             return lax.rem(j - start, jnp.int32(num_stages))
+
+        def column(j):
+            return ranges_ref.column(b, j, head_pages)
 
         def read(reader):
             plgpu.set_max_registers(_READER_REGISTERS, action="increase")
@@ -116,23 +128,37 @@ def attend_splits(
                 scores_US = hopper.scores(q, pages_smem.at[stage], interpret)
                 fields_U = [bounds_smem[i] for i in range(len(bounds_ZU))]
                 bounds_U = jax.tree.unflatten(jax.tree.structure(bounds), fields_U)
-                sums, weights_US = hopper.weigh(sums, scores_US, j * ROWS, bounds_U, score_cap)
+                kv_position = column(j) * ROWS
+                sums, weights_US = hopper.weigh(sums, scores_US, kv_position, bounds_U, score_cap)
                 values = pages_smem.at[stage, :, columns]
                 sums = hopper.add_values(sums, weights_US, values, interpret)
                 is_awaited = j + num_stages < stop
                 pl.when(is_awaited)(lambda: plgpu.barrier_arrive(consumed.at[stage]))
                 return sums
 
+            def store(sums, first_column):
+                if sinks_ref is not None:
+                    sums = splits.with_sinks(sums, sinks_ref, tiling, tile)
+                tokens = splits.tokens(tiling, shape, b, tile)
+                first_column += reader * width
+                tokens.store(out_ref, first_column, hopper.quotient(sums), out_smem.at[reader])
+
             sums = lax.fori_loop(start, stop, fold, hopper.no_sums(width))
-            values_UH = hopper.quotient(sums) if is_whole else sums.values_UH
-            # Straight out of registers: there is no room for it in shared memory.
-            values_ref[b, tile, split, :, columns] = values_UH.astype(values_ref.dtype)
-            if reader == 0:
-                for stats_ref in stats_refs:
-                    stats_smem[0], stats_smem[1] = sums.maximum_U, sums.mass_U
-                    plgpu.commit_smem()
-                    plgpu.copy_smem_to_gmem(stats_smem, stats_ref.at[b, tile, split])
-                    plgpu.wait_smem_to_gmem(0)
+            if part_refs is None:
+                store(sums, 0)
+                return
+            pair, parts = (b * K + tile) * _READERS + reader, splits.Parts(*part_refs)
+            # Straight out of registers: there is no room for them in shared memory.
+            parts.stats[pair, split, 0] = sums.maximum_U
+            parts.stats[pair, split, 1] = sums.mass_U
+            parts.values[pl.ds((pair * X + split) * ROWS, ROWS)] = sums.values_UH
+
+            def combine(i):
+                columns = i * slice_width, slice_width
+                store(splits.combined(parts, pair, ROWS, columns, interpret), columns[0])
+
+            count_ref = splits.count(q_ref, Z, b, tile, reader)
+            splits.combine(count_ref, split, X, width // slice_width, combine, interpret)
 
         def fetch():
             plgpu.set_max_registers(_FETCHER_REGISTERS, action="decrease")
@@ -148,12 +174,13 @@ def attend_splits(
                     plgpu.barrier_wait(consumed.at[stage])
 
                 if not is_chosen:
-                    page = table_ref[b, lax.div(j, jnp.int32(page_tiles))]
-                    nth = page * page_tiles + lax.rem(j, jnp.int32(page_tiles))
+                    nth = column(j)
+                    page = ranges_ref.table_ZP[b, lax.div(nth, jnp.int32(page_tiles))]
+                    nth = page * page_tiles + lax.rem(nth, jnp.int32(page_tiles))
                     tokens = source_refs[0].at[nth]
                     plgpu.copy_gmem_to_smem(tokens, pages_smem.at[stage], arrived.at[stage])
                     return
-                ids = table_ref.at[b, pl.ds(j * ROWS, ROWS)]
+                ids = ranges_ref.table_ZP.at[b, pl.ds(column(j) * ROWS, ROWS)]
                 gpu_gather.start(ids, tuple(source_refs), pages_smem.at[stage], interpret)
 
                 @pl.when(j > start)
@@ -173,28 +200,27 @@ def attend_splits(
         pl.when(warpgroup == _READERS)(fetch)
 
     tiles = hopper.operand_layout(dtype)
+    out_part = max(n for n in range(8, _OUT_WIDTH + 1, 8) if slice_width % n == 0)
     scratch: dict[str, pl.MemoryRef | plgpu.Barrier] = dict(
         q_smem=plgpu.SMEM((1, ROWS, H), dtype, transforms=tiles),
-        bounds_smem=plgpu.SMEM((len(bounds_ZU), ROWS), jnp.int32),
         pages_smem=plgpu.SMEM((num_stages, ROWS, H), dtype, transforms=tiles),
-        stats_smem=plgpu.SMEM((2, ROWS), jnp.float32),
+        out_smem=plgpu.SMEM((_READERS, ROWS, out_part), dtype),
+        bounds_smem=plgpu.SMEM((len(bounds_ZU), ROWS), jnp.int32),
         q_arrived=plgpu.Barrier(),
         bounds_arrived=plgpu.Barrier(),
         arrived=plgpu.Barrier(num_barriers=num_stages),
         consumed=plgpu.Barrier(num_arrivals=_READERS, num_barriers=num_stages),
     )
-    values = jax.ShapeDtypeStruct((Z, K, X, ROWS, value_width), dtype if is_whole else jnp.float32)
-    stats = jax.ShapeDtypeStruct((Z, K, X, 2, ROWS), jnp.float32)
-    values_ZKXUC, *stats_ZKX2U = plgpu.kernel(
-        kernel,
-        out_type=(values,) if is_whole else (values, stats),
-        scratch_types=scratch,
-        grid=(Z, X, K),  # the last is the one whose neighbours run at the same time
+    parts = splits.part_types(Z * K * _READERS, X, ROWS, width) if is_split else None
+    mesh = plgpu.Mesh(
+        grid=(Z, X, K),  # the last is the one whose neighbors run at the same time
         grid_names=("row", "split", "tile"),
         num_threads=_READERS + 1,
         thread_name="warpgroup",
         kernel_name="paged_latent_attention",
-        compiler_params=hopper.compiler_params(score_cap),
-        interpret=interpret,
-    )(q_ZKUH, table_ZP, jnp.stack(bounds_ZU, axis=1), start_ZX, stop_ZX, *sources)
-    return values_ZKXUC, stats_ZKX2U[0] if stats_ZKX2U else None
+    )
+    out_types = jax.ShapeDtypeStruct(shape, dtype), parts
+    out_YWNC, _ = hopper.launch(kernel, out_types, mesh, scratch, score_cap, interpret)(
+        q, sources, ranges, jnp.stack(bounds_ZU, axis=1), sinks_N
+    )
+    return out_YWNC

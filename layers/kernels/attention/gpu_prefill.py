@@ -42,13 +42,13 @@ _MOST_WIDTH = 128  # of heads of which a step takes 128 keys; 64 of wider ones
 _READER_REGISTERS, _FETCHER_REGISTERS = 240, 24
 
 
-def suits(shape: tuple[int, ...], num_kv_heads: int, options: Options, device: Device) -> bool:
+def suits(shape: tuple[int, ...], num_kv_heads: int, device: Device) -> bool:
     """Whether queries [Y, W, N, H] are this kernel's: with as many blocks as fill a third of a
     device it takes no longer than `gpu.py`, which divides the keys of a tile among blocks.
     """
     Y, W, N, _ = shape
     G = N // num_kv_heads
-    if W * G <= ROWS or not _tile_tokens(G) or options.sinks_N is not None:
+    if W * G <= ROWS or not _tile_tokens(G):
         return False
     return 3 * Y * -(-W // _tile_tokens(G)) * num_kv_heads >= device.num_cores
 
@@ -72,15 +72,16 @@ def attend_pages(
     G = N // num_kv_heads
     tiling = Tiling(_tile_tokens(G), G, _TILE_ROWS)
     step_tokens = max(page_tokens, 128 if H <= _MOST_WIDTH else 64)
-    bounds = jax.tree.map(tiling.split, mask_bounds(rectangle, options.window, options.chunked))
-    valid_ZW = tiling.split(rectangle.valid_YW)
+    bounds = mask_bounds(rectangle, options.window, options.chunked, options.first_tokens)
+    bounds, valid_ZW = jax.tree.map(tiling.split, bounds), tiling.split(rectangle.valid_YW)
     ranges = visible_pages(bounds, valid_ZW, page_tokens), _clear(bounds, valid_ZW, step_tokens)
     padding = (0, 0), (0, _TILE_ROWS - tiling.width * G)
     out_XH = _attend_tiles(
         tiling.split(q_YWNH).reshape(-1, N * H), page_rows.decode(pages), rectangle.tables[group],
         jax.tree.map(lambda x_ZW: jnp.pad(jnp.tile(x_ZW, (1, G)), padding), bounds),
-        jnp.stack(jax.tree.leaves(ranges), axis=1),
-        tiling=tiling, head_width=H, step_pages=step_tokens // page_tokens,
+        jnp.stack(jax.tree.leaves(ranges), axis=1), options.sinks_N,
+        head_pages=-(-options.first_tokens // page_tokens), tiling=tiling, head_width=H,
+        step_pages=step_tokens // page_tokens,
         score_cap=options.score_cap, interpret=interpret,
     )  # fmt: skip
     return out_XH.reshape(Y, -1, N, H)[:, :W]
@@ -107,8 +108,10 @@ def _attend_tiles(
     pages: jax.Array,
     table_YP: jax.Array,
     bounds: MaskBounds,  # i32[Z, U] each
-    ranges_Z4: jax.Array,  # pages with a key that is seen, steps whose keys all are: from, to
+    ranges_Z4: jax.Array,  # pages of the window or chain, steps whose keys are all seen: from, to
+    sinks_N: jax.Array | None,
     *,
+    head_pages: int,  # of first tokens, which are read, too
     tiling: Tiling,
     head_width: int,
     step_pages: int,
@@ -118,17 +121,25 @@ def _attend_tiles(
     Z, page_tokens, (width, G, _), H = len(ranges_Z4), pages.shape[1], tiling, head_width
     K, tiles = q.shape[1] // (G * H), Z // len(table_YP)
     dtype, bounds_ZU, step_tokens = pages.dtype, jax.tree.leaves(bounds), step_pages * page_tokens
+    head_steps = -(-head_pages // step_pages)
 
     def kernel(
-        q_ref, pages_ref, table_ref, bounds_ref, ranges_ref, out_ref, *, q_smem, bounds_smem,
-        keys_smem, values_smem, q_arrived, bounds_arrived, keys_arrived, values_arrived, keys_read,
-        values_read, attended,
+        q_ref, pages_ref, table_ref, bounds_ref, ranges_ref, sinks_ref, out_ref, *, q_smem,
+        bounds_smem, keys_smem, values_smem, q_arrived, bounds_arrived, keys_arrived,
+        values_arrived, keys_read, values_read, attended,
     ):  # fmt: skip
+        hopper.begin(interpret)
         z, head = Z - 1 - lax.axis_index("tile"), lax.axis_index("head")
         warpgroup = lax.axis_index("warpgroup")
         first_page, stop_page, clear, unclear = (ranges_ref[z, i] for i in range(4))
         start = lax.div(first_page, jnp.int32(step_pages))
         stop = lax.div(stop_page + (step_pages - 1), jnp.int32(step_pages))
+        if head_steps:  # are counted first, then those of the window
+            skipped = jnp.maximum(jnp.minimum(start, stop) - head_steps, 0)
+            start, stop = jnp.int32(0), stop - skipped
+
+        def in_row(step):
+            return step + jnp.where(step < head_steps, 0, skipped) if head_steps else step
 
         def at(step):
             return lax.rem(step - start, jnp.int32(_STAGES))
@@ -151,13 +162,13 @@ def _attend_tiles(
             def masked(scores_US, j):
                 fields_U = [bounds_smem[i, rows] for i in range(len(bounds_ZU))]
                 bounds_U = jax.tree.unflatten(jax.tree.structure(bounds), fields_U)
-                visible_US = hopper.visible_keys(scores_US.shape, j * step_tokens, bounds_U)
+                visible_US = hopper.visible_keys(scores_US.shape, in_row(j) * step_tokens, bounds_U)
                 return jnp.where(visible_US, scores_US, hopper.MASKED)
 
             def soften(j, maximum_U, mass_U, scores_US):
                 """Largest score and mass so far, what earlier sums decay by, and weights."""
                 scores_US = soft_cap(scores_US, score_cap)
-                is_clear = (clear <= j) & (j < unclear)
+                is_clear = (clear <= in_row(j)) & (in_row(j) < unclear)
                 scores_US = lax.cond(is_clear, lambda x, j: x, masked, scores_US, j)
                 release(keys_read, j)
                 new_maximum_U = jnp.maximum(maximum_U, scores_US.max(1) * LOG2_E)
@@ -199,6 +210,10 @@ def _attend_tiles(
                 whole = hopper.add_values(
                     hopper.Sums(*statistics), weights_US, values_smem.at[at(stop - 1)], interpret
                 )
+                if sinks_ref is not None:
+                    row_U = lax.broadcasted_iota(jnp.int32, (ROWS,), 0) + warpgroup * ROWS
+                    head_U = lax.div(row_U, jnp.int32(width))
+                    whole = hopper.with_sinks(whole, sinks_ref, head * G, G, head_U)
                 q_smem[rows] = hopper.quotient(whole).astype(dtype)
 
             plgpu.commit_smem()
@@ -213,8 +228,11 @@ def _attend_tiles(
             @pl.loop(start, stop)
             def _(j):
                 # Beside a page that is seen may be one that is not, nor be read: some other, then.
-                columns = [j * step_pages + i for i in range(step_pages)]
-                columns = [jnp.clip(column, first_page, stop_page - 1) for column in columns]
+                columns = [in_row(j) * step_pages + i for i in range(step_pages)]
+                for i, column in enumerate(columns):
+                    is_skipped = (column >= head_pages) & (column < first_page)
+                    is_unseen = is_skipped | (column >= stop_page)
+                    columns[i] = jnp.where(is_unseen, stop_page - 1, column)
                 step = [table_ref[lax.div(z, jnp.int32(tiles)), column] for column in columns]
                 for part, target, arrived, read_barrier in (
                     (head, keys_smem, keys_arrived, keys_read),
@@ -255,15 +273,14 @@ def _attend_tiles(
         values_read=was_read,
         attended=plgpu.Barrier(num_arrivals=_READERS),
     )
-    return plgpu.kernel(
-        kernel,
-        out_type=jax.ShapeDtypeStruct(q.shape, dtype),
-        scratch_types=scratch,
-        grid=(Z, K),  # neighbours run at the same time: the heads of a tile
+    mesh = plgpu.Mesh(
+        grid=(Z, K),  # neighbors run at the same time: the heads of a tile
         grid_names=("tile", "head"),
         num_threads=_READERS + 1,
         thread_name="warpgroup",
         kernel_name="paged_attention_of_prompts",
-        compiler_params=hopper.compiler_params(score_cap),
-        interpret=interpret,
-    )(q, pages, table_YP, jnp.stack(bounds_ZU, axis=1), ranges_Z4)
+    )
+    out_type = jax.ShapeDtypeStruct(q.shape, dtype)
+    return hopper.launch(kernel, out_type, mesh, scratch, score_cap, interpret)(
+        q, pages, table_YP, jnp.stack(bounds_ZU, axis=1), ranges_Z4, sinks_N
+    )

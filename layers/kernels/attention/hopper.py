@@ -4,7 +4,7 @@ core (wgmma) and the online softmax between them (Milakov & Gimelshein 2018, arX
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +67,27 @@ def compiler_params(score_cap: float | None) -> plgpu.CompilerParams:
     )
 
 
+def launch(
+    body: Callable[..., None], out_types: object, mesh: plgpu.Mesh,
+    scratch: dict[str, pl.MemoryRef | plgpu.Barrier], score_cap: float | None, interpret: object,
+) -> Callable[..., Any]:  # fmt: skip
+    """The kernel of a body, which a reference among its operands is written in place by, as
+    `plgpu.kernel` allows none.
+    """
+    scoped = pl.with_scoped(collective_axes=mesh.thread_name or (), **scratch)(body)
+    return pl.kernel(
+        scoped, out_types, mesh=mesh, compiler_params=compiler_params(score_cap),
+        interpret=interpret or False, name=mesh.kernel_name,
+    )  # fmt: skip
+
+
+def begin(interpret: object) -> None:
+    """Waits for all that earlier kernels of the program write, and has the next one begin."""
+    if not interpret:  # whose kernels run one after another
+        plgpu.griddepcontrol_wait()
+        plgpu.griddepcontrol_launch_dependents()
+
+
 def visible_keys(shape: tuple[int, ...], kv_position: jax.Array, bounds: MaskBounds) -> jax.Array:
     """The mask bool[U, S] of keys from a KV position on. `bounds` are i32[U] each."""
     kv_position_US = kv_position + lax.broadcasted_iota(jnp.int32, shape, 1)
@@ -89,6 +110,68 @@ def weigh(
     mass_U = sums.mass_U * decay_U + weights_US.sum(1)
     values_UH = sums.values_UH * lax.broadcast_in_dim(decay_U, sums.values_UH.shape, (0,))
     return Sums(maximum_U, mass_U, values_UH), weights_US
+
+
+def joined(sums: Sums, others: Sums) -> Sums:
+    """The softmax over the keys of both."""
+    maximum_U = jnp.maximum(sums.maximum_U, others.maximum_U)
+    decay_U, decays_U = (jnp.exp2(each.maximum_U - maximum_U) for each in (sums, others))
+    shape = sums.values_UH.shape
+    values_UH = sums.values_UH * lax.broadcast_in_dim(decay_U, shape, (0,))
+    values_UH += others.values_UH * lax.broadcast_in_dim(decays_U, shape, (0,))
+    return Sums(maximum_U, sums.mass_U * decay_U + others.mass_U * decays_U, values_UH)
+
+
+def with_sinks(
+    sums: Sums, sinks_ref: jax.Ref, first_head: jax.Array, group: int, head_U: jax.Array
+) -> Sums:
+    """The sums with the mass of sinks, f32[N] in device memory: of the heads from the first on,
+    those of which rows belong to.
+    """
+    sinks_U = jnp.full((ROWS,), MASKED, jnp.float32)
+    for g in range(group):
+        sinks_U = jnp.where(head_U == g, sinks_ref[first_head + g] * LOG2_E, sinks_U)
+    maximum_U = jnp.maximum(sums.maximum_U, sinks_U)
+    decay_U = jnp.exp2(sums.maximum_U - maximum_U)
+    mass_U = sums.mass_U * decay_U + jnp.exp2(sinks_U - maximum_U)
+    values_UH = sums.values_UH * lax.broadcast_in_dim(decay_U, sums.values_UH.shape, (0,))
+    return Sums(maximum_U, mass_U, values_UH)
+
+
+class Tokens(NamedTuple):
+    """Query tokens of a tile in the result [Y, W, N, H], and the heads that its rows repeat."""
+
+    row: jax.Array  # y
+    first: jax.Array  # w
+    num_tokens: int | jax.Array
+    first_head: jax.Array
+    group: int  # G
+
+    def store(
+        self, out_ref: jax.Ref, first_column: int | jax.Array, out_UH: jax.Array, smem: jax.Ref
+    ) -> None:
+        """Writes some columns of f32[U, H] by way of shared memory, [U, part], a part at a time; of
+        a whole tile straight out of registers.
+        """
+        part, width = smem.shape[1], out_UH.shape[1]
+        heads = pl.ds(self.first_head, self.group)
+        if self.group == ROWS:
+            columns = pl.ds(first_column, width)
+            out_ref[self.row, self.first, heads, columns] = out_UH.astype(out_ref.dtype)
+            return
+        for start in range(0, width, part):
+            if start:
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last ones have left
+            smem[...] = out_UH[:, start : start + part].astype(smem.dtype)
+            plgpu.commit_smem()
+
+            def store_token(w, start=start):
+                columns = pl.ds(first_column + start, part)
+                token = out_ref.at[self.row, self.first + w, heads, columns]
+                plgpu.copy_smem_to_gmem(smem.at[pl.ds(w * self.group, self.group)], token)
+
+            pl.loop(0, self.num_tokens)(store_token)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
 def quotient(sums: Sums) -> jax.Array:

@@ -243,7 +243,7 @@ def test_the_first_candidate_is_the_kernels_own_rule(monkeypatch, case):
         pass
 
     def stop(*args, num_stages, **options):
-        raise Asked({"num_splits": args[-1].shape[1], "num_stages": num_stages})
+        raise Asked({"num_splits": args[2].start_ZX.shape[1], "num_stages": num_stages})
 
     monkeypatch.setattr(gpu, "_attend_splits", stop)
     arrays = jax.eval_shape(lambda: attention_case.draw(case, 0))

@@ -5,6 +5,7 @@ The interpreters run the kernels' copies, barriers, masks and splits as they are
 look for races (Hopper's from jax 0.11 on): only its tensor core's two products are plain dots.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -23,7 +24,7 @@ from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import mask_bounds
 from layers.kernels.device import target_device
 from tests import compiling
-from tests.interpreted import threads_are_compiled_once  # noqa: F401
+from tests.interpreted import blocks_in_order, threads_are_compiled_once  # noqa: F401
 from tests.layers import native, paged_case
 from tests.layers.native import instruction_set  # noqa: F401
 from tests.layers.paged_case import Sight
@@ -77,13 +78,14 @@ def _check(name, case, window=None, cap=None, sinks_N=None, twice=False, **sizes
     if name == "ffi_cpu":
         native.need(case.page_format)
     program = _program(name, case.page_format, window, cap, **sizes)
-    found = program(*case.arguments, sinks_N=sinks_N)
+    is_split = sizes.get("num_splits", 1) > 1
+    with blocks_in_order() if is_split else contextlib.nullcontext():
+        found = jax.block_until_ready(program(*case.arguments, sinks_N=sinks_N))
     if name == "pallas_gpu" and _INTERPRETER.detect_races:
         assert not interpret_pallas_call.get_races().races_found
     if name == "pallas_tpu":
         assert not interpreted_tpu.races.races_found
-    # As the next product reads it: always, or where no splits are left to combine.
-    is_rounded = name == "pallas_tpu" or (name == "pallas_gpu" and "num_splits" not in sizes)
+    is_rounded = name.startswith("pallas")  # as the next product reads it
     case.check(found, window, cap, sinks_N, is_rounded=is_rounded)
     if twice:
         again = np.asarray(program(*case.arguments, sinks_N=sinks_N))
@@ -238,6 +240,11 @@ def test_latents_are_split_and_come_ahead(sizes):
     _check_latents("pallas_gpu", _LATENTS["one token"], (1, 64, 300), 1, **sizes)
 
 
+def test_first_tokens_of_latents():
+    case = 16, 128, 64, 2, "float32", Sight(40, first_tokens=70), None, True, {}
+    _check_latents("pallas_gpu", case, (1, 100, 300), 0, num_splits=2)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("case", _LATENTS)
 @pytest.mark.parametrize("name", _LATENT_KERNELS)
@@ -380,21 +387,50 @@ def test_padding_reads_no_pages():
     )
     for window, first in ((None, [0, 0, 0]), (10, [0, 0, 1])):
         bounds = mask_bounds(rectangle, window)
-        start_ZX, stop_ZX = gpu._split_pages(bounds, valid_YW, 64, 1)
-        assert start_ZX[:, 0].tolist() == first and stop_ZX[:, 0].tolist() == [0, 2, 2]
+        ranges = gpu._split_pages(rectangle.tables[0], bounds, valid_YW, 64, 0, 1)
+        assert ranges.start_ZX[:, 0].tolist() == first
+        assert ranges.stop_ZX[:, 0].tolist() == [0, 2, 2]
     attend = functools.partial(_interpreted, group=0, page_format=case.page_format)
     found = compiling.jit(attend)(*case.arguments)
     assert not np.asarray(found[0]).any()
 
 
 @pytest.mark.parametrize("num_splits, window", [
-    (2, 130), (5, None), pytest.param(2, None, marks=pytest.mark.long),
-    pytest.param(5, 130, marks=pytest.mark.long),
+    (2, 130), (9, None), pytest.param(2, None, marks=pytest.mark.long),
+    pytest.param(9, 130, marks=pytest.mark.long),
 ])  # fmt: skip
 def test_splits_of_a_row_are_combined(num_splits, window):
-    """Among them empty ones, and ones whose keys a draft does not see yet."""
-    case = paged_case.Case((1, 65, 257, 300), (4, 2), 64, 2, head_width=64, scale=1 / 8)
-    _check("pallas_gpu", case, window, num_splits=num_splits)
+    """Among them empty ones, and ones whose keys a draft does not see yet; a row of padding."""
+    case = paged_case.Case((1, 0, 257, 300), (4, 2), 64, 2, head_width=64, scale=1 / 8)
+    sinks_N = np.float32([-1, 3, 0.5, 8])
+    _check("pallas_gpu", case, window, sinks_N=sinks_N, num_splits=num_splits)
+
+
+def test_a_row_of_padding_is_zero_whatever_the_sinks():
+    case = paged_case.Case((0, 65), (4, 2), 64, 1, head_width=64)
+    attend = functools.partial(
+        _interpreted, group=0, page_format=case.page_format,
+        options=Options(sinks_N=jnp.arange(4.0)), num_splits=4,
+    )  # fmt: skip
+    assert not np.asarray(compiling.jit(attend)(*case.arguments)[0]).any()
+
+
+@pytest.mark.parametrize("sight, masks, num_splits", [
+    pytest.param(sight, masks, num_splits, marks=pytest.mark.long if is_long else ())
+    for sight, masks, num_splits, is_long in [
+        (Sight(24, first_tokens=5), {}, 5, False), (Sight(24, first_tokens=5), {}, 1, True),
+        (Sight(40, first_tokens=140), {}, 1, False), (Sight(40, first_tokens=140), {}, 5, True),
+        (Sight(40, first_tokens=70), {"trees": True}, 1, False),
+        (Sight(40, first_tokens=70), {"trees": True}, 5, True),
+    ]
+])  # fmt: skip
+def test_first_tokens_in_few_pages(sight, masks, num_splits):
+    """Windows behind them, in their pages and near their end; pages between are never read."""
+    case = paged_case.Case((66, 150, 0, 460), (2, 1), 64, 3, head_width=64, scale=1 / 8, **masks)
+    head, first = -(-sight.first_tokens // 64), (460 - 3 - sight.window) // 64
+    assert head < first
+    case.table_YP[3, head:first] = 10**6
+    _check("pallas_gpu", case, sight, num_splits=num_splits)
 
 
 def test_tiles_of_a_row_may_be_split():
@@ -410,6 +446,28 @@ _PROMPTS = {  # lengths, (N, K), page tokens, query tokens, dtype, head width; w
     "chunks": ((300, 70), (8, 1), 64, 12, "float16", 64, Sight(70, chunked=True), None, {}),
     "tree": ((200, 40), (8, 1), 64, 12, "float32", 64, 24, None, {"trees": True}),
     "canvas": ((200, 30), (4, 1), 64, 20, "float16", 64, None, None, {"canvases": True}),
+    "first tokens": (
+        (460, 5, 200),
+        (6, 2),
+        64,
+        33,
+        "float32",
+        64,
+        Sight(70, first_tokens=70),
+        None,
+        {},
+    ),
+    "first tokens, tree": (
+        (300, 140),
+        (8, 1),
+        64,
+        12,
+        "float16",
+        64,
+        Sight(20, first_tokens=5),
+        2.0,
+        {"trees": True},
+    ),
 }
 
 
@@ -423,8 +481,11 @@ def test_prompts_of_any_mask(case):
     drawn = paged_case.Case(
         lengths, heads, page_tokens, width, dtype, 0, head_width, head_width**-0.5, **masks
     )
-    assert gpu_prefill.suits(drawn.q_YWNH.shape, heads[1], Options(), target_device())
-    _check("pallas_gpu", drawn, window, cap)
+    assert gpu_prefill.suits(drawn.q_YWNH.shape, heads[1], target_device())
+    sinks_N = np.float32(np.random.default_rng(1).normal(size=heads[0]) * 3) if cap else None
+    if case == "first tokens":
+        drawn.table_YP[0, 2 : (460 - 33 - 70) // 64] = 10**6  # is never read
+    _check("pallas_gpu", drawn, window, cap, sinks_N)
 
 
 def test_a_prompts_bits_depend_on_its_own_tokens_alone():

@@ -47,13 +47,18 @@ def test_the_hopper_kernel_names_its_limits(asked, reason):
     assert reason in gpu.limit(_asked(**asked), _H200)
 
 
-@pytest.mark.parametrize(("kernel", "device"), [(gpu, _H200), (tpu, Device("tpu", "TPU v6e", 1))])
-def test_kernels_of_accelerators_know_chunks_and_no_first_tokens(kernel, device):
-    """The reference is chosen where a layer has these."""
+@pytest.mark.parametrize(("kernel", "device", "first_tokens_reason"), [
+    (gpu, _H200, None),
+    (tpu, Device("tpu", "TPU v6e", 1), "knows no first tokens beside a window: 'reference' does"),
+])  # fmt: skip
+def test_kernels_of_accelerators_know_chunks_and_some_first_tokens(
+    kernel, device, first_tokens_reason
+):
+    """The reference is chosen where a layer has what a kernel does not know."""
     model = fakes.llama(head_width=64, window=64, first_tokens=4)
     engine = EngineConfig.of(page_tokens=64, attention="reference")
     for changes, reason in (
-        ({}, "knows no first tokens beside a window: 'reference' does"),
+        ({}, first_tokens_reason),
         ({"first_tokens": 0, "chunked": True}, None),
     ):
         made = Config(model.with_kinds(**changes), engine)
