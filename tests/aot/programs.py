@@ -114,6 +114,7 @@ class Attention(NamedTuple):
     has_trees: bool = False
     has_sinks: bool = False
     cache: str | None = None  # format of the pages, where it is another
+    first_tokens: int = 0
 
 
 def compiled_attention(device: Any, name: str, case: Attention) -> tuple[Any, Any]:
@@ -130,7 +131,7 @@ def compiled_attention(device: Any, name: str, case: Attention) -> tuple[Any, An
         tensor(rows), tensor(rows, width), tensor(rows, width, dtype="bool"),
         (tensor(rows, 4096 // page_tokens),), ancestors_YW,
     ),))  # fmt: skip
-    spec = keys_values(K, H, case.window)
+    spec = keys_values(K, H, case.window, first_tokens=case.first_tokens)
     page_format = spec.page_format(case.cache or case.dtype)
     pages = api.implementation(name).layout(1025, page_tokens, page_format)
     q, kv = (tensor(rows * width, heads, H, dtype=case.dtype) for heads in (N, K))

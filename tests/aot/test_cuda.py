@@ -86,6 +86,7 @@ def test_a_step_whose_queries_choose(name, ptxas):
 
 
 _LLAMA = programs.Attention(32, 1, (32, 8), 128, 64)
+_GPT_OSS = programs.Attention(1, 1, (64, 8), 64, 64, 128, has_sinks=True)
 _CASES = {  # and registers a thread, and tuned sizes
     "llama3-8b": (_LLAMA, 160),
     "llama3-8b, two stages": (_LLAMA, 160, {"num_splits": 4, "num_stages": 2}),
@@ -96,12 +97,18 @@ _CASES = {  # and registers a thread, and tuned sizes
         _LLAMA._replace(width=16, window=128, has_trees=True, has_sinks=True), 176,
     ),
     "llama3-8b, a short prompt": (_LLAMA._replace(rows=1, width=64), 160),
+    "llama3-8b, first tokens": (_LLAMA._replace(window=1024, first_tokens=4), 160),
+    "gpt-oss-20b, alone": (_GPT_OSS, 160),
     "llama2-13b": (_LLAMA._replace(rows=16, heads=(40, 40)), 160),
     "smollm2-135m, window": (programs.Attention(8, 1, (9, 3), 64, 128, 512), 184),
     "gemma2": (programs.Attention(8, 1, (8, 4), 256, 64, 4096, 50.0), 255),
     # Of prompts: three warpgroups of at most 168 begin in 64 Ki, the two that read get 240 then.
     "llama3-8b, prefill": (_LLAMA._replace(rows=4, width=64), 168),
     "llama3-8b, prefill, large pages": (_LLAMA._replace(rows=1, width=512, page_tokens=128), 168),
+    "llama3-8b, prefill, first tokens": (
+        _LLAMA._replace(rows=4, width=64, window=1024, first_tokens=4), 168,
+    ),
+    "gpt-oss-20b, prefill": (_GPT_OSS._replace(rows=4, width=64), 168),
     "llama3-8b, wide trees": (_LLAMA._replace(width=32, window=128, has_trees=True), 168),
     "smollm2-135m, prefill, window": (programs.Attention(8, 64, (9, 3), 64, 128, 512), 168),
     "gemma2, prefill": (programs.Attention(16, 64, (8, 4), 256, 64, 4096, 50.0), 168),
