@@ -19,7 +19,7 @@ from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call  # no pub
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 from jax.experimental.pallas import tpu as pltpu
 
-from layers.kernels.attention import ffi_cpu, gpu, gpu_prefill, reference, tpu
+from layers.kernels.attention import ffi_cpu, gpu, gpu_prefill, reference, splits, tpu
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import mask_bounds
 from layers.kernels.device import target_device
@@ -396,11 +396,14 @@ def test_padding_reads_no_pages():
 
 
 @pytest.mark.parametrize("num_splits, window", [
-    (2, 130), (9, None), pytest.param(2, None, marks=pytest.mark.long),
-    pytest.param(9, 130, marks=pytest.mark.long),
+    (2, 130), (5, None), pytest.param(9, None, marks=pytest.mark.long),
+    pytest.param(5, 130, marks=pytest.mark.long),
 ])  # fmt: skip
-def test_splits_of_a_row_are_combined(num_splits, window):
-    """Among them empty ones, and ones whose keys a draft does not see yet; a row of padding."""
+def test_splits_of_a_row_are_combined(monkeypatch, num_splits, window):
+    """Two at a time, among them empty ones, and ones whose keys a draft does not see yet; a row of
+    padding.
+    """
+    monkeypatch.setattr(splits, "_AHEAD", 2)
     case = paged_case.Case((1, 0, 257, 300), (4, 2), 64, 2, head_width=64, scale=1 / 8)
     sinks_N = np.float32([-1, 3, 0.5, 8])
     _check("pallas_gpu", case, window, sinks_N=sinks_N, num_splits=num_splits)
@@ -431,6 +434,24 @@ def test_first_tokens_in_few_pages(sight, masks, num_splits):
     assert head < first
     case.table_YP[3, head:first] = 10**6
     _check("pallas_gpu", case, sight, num_splits=num_splits)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("masks", [{}, {"trees": True}])
+def test_500_random_first_tokens(masks):
+    """And random splits, windows, lengths and sinks."""
+    for seed in range(250):
+        generator = np.random.default_rng(seed)
+        lengths = (generator.integers(0, 500, 3) * (generator.random(3) < 0.9)).tolist()
+        sight = Sight(
+            int(generator.choice([1, 24, 100])), first_tokens=int(generator.choice([4, 70]))
+        )
+        case = paged_case.Case(
+            lengths, (4, 2), 64, 3, "float16", seed, head_width=64, scale=1 / 8, **masks
+        )
+        sinks_N = np.float32(generator.normal(size=4) * 3)
+        num_splits = int(generator.choice([1, 3, 9]))
+        _check("pallas_gpu", case, sight, None, sinks_N, num_splits=num_splits)
 
 
 def test_tiles_of_a_row_may_be_split():
