@@ -11,7 +11,7 @@ on which block is the last nor on its columns. So
   in order, and `most_splits` fit it at once. A cluster would promise that, but has 8 blocks at most
   (16 where it is allowed), and its multiprocessors share one GPC;
 * a count begins at 0 in every launch and is never reset. It lies behind the queries, in zeros that
-  XLA writes where it rotates them, so no launch clears it.
+  XLA writes where it lays them out as tiles, so no other launch clears it.
 
 Z counts rows of the kernel's grid, X splits, U the query rows of a tile.
 """
