@@ -133,7 +133,7 @@ _STEPS = {
     "llama3-8b, int4": ("llama3-8b", 44, "int4"),
     "mamba2-2.7b": ("mamba2-2.7b", 40),
     "deepseek-v2-lite": ("deepseek-v2-lite", 40),
-    "qwen3-30b-a3b": ("qwen3-30b-a3b", 40),
+    "qwen3-30b-a3b": ("qwen3-30b-a3b", 36),
 }
 # Kernels without `griddepcontrol.wait`: they end the overlap with their neighbors, on both sides.
 _WITHOUT_WAIT = {"paged_attention", "paged_latent_attention", "body"}  # JAX's `ragged_dot_mgpu`
