@@ -13,7 +13,7 @@ from configs.mesh import Mesh
 from inference.planner.compiled.report import AbsentEngine
 from layers.backends.tpu import Tpu
 from layers.kernels.attention import tpu
-from tests.aot import low_bit, programs, recurrence
+from tests.aot import cycles, low_bit, programs, recurrence
 
 pytestmark = pytest.mark.aot
 
@@ -112,6 +112,32 @@ def test_the_kernel_fits_and_keeps_the_cache_in_place(case, topology):
     assert memory.temp_size_in_bytes < _needed(_CASES[case]) + programs.MEGABYTE // 2
     assert not programs.copies(executable, pages)
     assert " scatter(" not in executable.as_text()  # the kernel appends
+
+
+# Cycles of 512 cached tokens at most, a few percent above what is counted.
+_CYCLES = {
+    ("v5e", "decode"): 1100, ("v5e", "prefill"): 12_300,
+    ("v6e", "decode"): 1120, ("v6e", "prefill"): 7800,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chip, case", _CYCLES)
+def test_a_block_takes_few_cycles(chip, case):
+    """Decoding computes in less than half of the time that its copies take."""
+    block = cycles.count(cycles.OURS, case, chip)
+    print(chip, case, block)
+    assert block["cycles"] <= _CYCLES[chip, case]
+    assert case != "decode" or block["cycles"] <= 0.5 * block["copy_cycles"]
+
+
+@pytest.mark.parametrize("chip, case", _CYCLES)
+def test_a_block_takes_about_as_many_cycles_as_tpu_inference(chip, case):
+    if (reason := cycles.limit(cycles.THEIRS)) is not None:
+        pytest.skip(f"{cycles.THEIRS} {reason}")
+    ours, theirs = (cycles.count(name, case, chip) for name in (cycles.OURS, cycles.THEIRS))
+    ratio = ours["cycles"] / theirs["cycles"]
+    print(f"{chip} {case}: {ours['cycles']} cycles, {ratio:.2f} of tpu-inference's")
+    assert ratio <= (1.1 if case == "decode" else 1.2)
 
 
 _DEEPSEEK = programs.Latents(32, 1, 128, 512, 64, 128)

@@ -1,12 +1,14 @@
 """Kernels that compute a case of attention: our implementations, and other libraries' as baselines.
 
 A library may be missing. Kernels without pages get contiguous keys and values of the same numbers.
-An implementation of ours that appends does so in every run, as in a step of the engine; the others
-find the newest tokens in the pages.
+An implementation that appends does so in every run, as in a step of the engine; the others find the
+newest tokens in the pages.
 """
 
 import functools
 import importlib.util
+import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from layers.ragged import Ragged
 
 Sizes = Mapping[str, int]  # keyword arguments of a kernel that change nothing but its time
 _FLASH = "flash_attn3_jax"
+_TPU_INFERENCE = "tpu_inference"
 
 
 class Kernel(NamedTuple):
@@ -49,7 +52,8 @@ class Kernel(NamedTuple):
 
 def kernels() -> list[Kernel]:
     """Ours, and then the baselines."""
-    return [*map(_engine_kernel, ATTENTIONS), _CUDNN, _FLASH_PAGED, _FLASH_CONTIGUOUS]
+    baselines = _CUDNN, _FLASH_PAGED, _FLASH_CONTIGUOUS, _RAGGED_PAGED
+    return [*map(_engine_kernel, ATTENTIONS), *baselines]
 
 
 # --- ours -----------------------------------------------------------------------------------------
@@ -194,3 +198,51 @@ _FLASH_CONTIGUOUS = Kernel(
     "flash-attn3-contiguous", _flash_limit, _contiguous, functools.partial(_flash, is_paged=False),
     _flash_splits, is_paged=False,
 )  # fmt: skip
+
+
+def _ragged_limit(case: Case, device: Device) -> str | None:
+    if device.platform != "tpu":
+        return "is a library for TPUs"
+    if importlib.util.find_spec(_TPU_INFERENCE) is None:
+        return "is not installed (pip install --no-deps tpu-inference)"
+    if case.head_width % 128 or case.dtype != "bfloat16":
+        return "is built here for heads of a multiple of 128 in bfloat16"
+    return None
+
+
+def ragged_library() -> Any:
+    """tpu-inference's RPA v3 (arXiv 2604.15464), without what its package imports for a server."""
+    if _TPU_INFERENCE not in sys.modules:
+        spec = importlib.util.find_spec(_TPU_INFERENCE)
+        assert spec is not None and spec.submodule_search_locations is not None
+        package = types.ModuleType(_TPU_INFERENCE)
+        package.__path__ = spec.submodule_search_locations
+        sys.modules[_TPU_INFERENCE] = package
+    return importlib.import_module(f"{_TPU_INFERENCE}.kernels.ragged_paged_attention.v3.kernel")
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _ragged_pages(case: Case, arrays: Arrays) -> jax.Array:
+    """[pages, page tokens, K, 2, H], a head's key before its value."""
+    row_YSX = jnp.stack([arrays.k_YSKH, arrays.v_YSKH], axis=3)
+    short = case.columns * case.page_tokens - case.context
+    row_YSX = jnp.pad(row_YSX, ((0, 0), (0, short), (0, 0), (0, 0), (0, 0)))
+    rows = row_YSX.reshape(-1, case.page_tokens, *row_YSX.shape[2:])
+    pages = jnp.zeros((1 + rows.shape[0], *rows.shape[1:]), rows.dtype)
+    return pages.at[arrays.table_YP.reshape(-1)].set(rows)
+
+
+def _ragged(q_YWNH: jax.Array, arrays: Arrays, pages: jax.Array) -> tuple[jax.Array, object]:
+    """It appends, and takes rows of one token first, then longer ones."""
+    Y, W, N, H = q_YWNH.shape
+    k_TKH, v_TKH = jnp.split(arrays.newest_YWX.reshape(Y * W, -1, H), 2, axis=1)
+    num_decoding = Y if W == 1 else 0
+    out_TNH, pages = ragged_library().ragged_paged_attention(
+        q_YWNH.reshape(Y * W, N, H), k_TKH, v_TKH, pages, arrays.length_Y,
+        arrays.table_YP.reshape(-1), jnp.arange(Y + 1, dtype=jnp.int32) * W,
+        jnp.array([num_decoding, num_decoding, Y], jnp.int32),
+    )  # fmt: skip
+    return out_TNH.reshape(q_YWNH.shape), pages
+
+
+_RAGGED_PAGED = Kernel("tpu-inference", _ragged_limit, _ragged_pages, _ragged)

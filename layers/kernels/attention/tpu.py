@@ -4,7 +4,8 @@ A row of the grid is a tile of one sequence's queries. Its pages come through a 
 VMEM that is filled ahead of its use, across rows, so that a row need not wait for its first page;
 pages that slid out of a window are skipped. A block is whole pages as they lie in memory: a head's
 keys are columns of it and need no shuffle on their way to the matrix unit. The softmax is folded
-over blocks (Milakov & Gimelshein 2018, arXiv 1805.02867).
+over blocks (Milakov & Gimelshein 2018, arXiv 1805.02867): first all heads' weights of a block, then
+all heads' values, since results leave a matrix unit in order and a head waits long for its own.
 
 Of latents (DeepSeek-AI 2024, arXiv 2405.04434) a row is the one key of all heads, and its first
 columns are the value, so one copy brings both. Rows of 576 elements are no whole number of lanes:
@@ -49,7 +50,8 @@ _WHOLE_LANES = 128  # and rows of latents, and quantized ones, take a multiple o
 _GROUP, _BYTES_GROUP = 16, 32  # tokens that are written at once: whole tiles of numbers, of bytes
 _ROWS = 8  # of a float32 tile
 _TILE_BYTES = 12 << 20  # of queries, output and sums, unless a row must not be divided
-_BLOCK_TOKENS, _BLOCK_BYTES = 512, 2 << 20  # of a block, at most, and at least a page
+_BLOCK_TOKENS, _BLOCK_BYTES = 512, 4 << 20  # of a block, at most, and at least a page
+_FEW_ROWS = 64  # of queries, at most: their blocks have twice as many tokens
 _STAGES = 3  # blocks on their way or in use
 _VMEM_BYTES = 48 << 20  # of 64 MiB (7x) or 128
 _TABLE_ENTRIES = 224 << 10  # that are kept in scalar memory, 896 KiB of 1 MiB
@@ -251,12 +253,12 @@ _Ref = pl.MemoryRef | pltpu.SemaphoreType
 class _Memory(NamedTuple):
     """What outlives a row (the ring and its cursor), and the sums of a row's softmax."""
 
-    ring: _Ref  # [stages, S, X]
+    ring: _Ref  # [stages, S, X] or wider
     arrived: _Ref  # semaphore a stage
     stored: _Ref  # semaphore
     cursor: _Ref  # i32[4]: row and column of the next block to fetch; blocks fetched, blocks used
-    maximum: _Ref  # f32[K, U, 1]
-    mass: _Ref  # f32[K, U, 1]
+    maximum: _Ref  # f32[K, U, 128], equal lanes
+    mass: _Ref  # f32[K, U, 128], equal lanes
     values: _Ref  # f32[K, U, C]
 
 
@@ -274,10 +276,13 @@ def _attend_tiles(
     """[Z, K, U, value width] of the queries' dtype, and the pages with what is new."""
     (Z, K, num_rows, H), (_, page_tokens, X) = q_ZKUH.shape, pages.shape
     page_bytes = page_tokens * X * pages.dtype.itemsize
-    block_pages = max(1, min(_BLOCK_TOKENS // page_tokens, _BLOCK_BYTES // page_bytes))
+    most_tokens = _BLOCK_TOKENS * (2 if num_rows <= _FEW_ROWS else 1)
+    block_pages = max(1, min(most_tokens // page_tokens, _BLOCK_BYTES // page_bytes))
     block_tokens, group = block_pages * page_tokens, _group(page_format)
     C, num_parts = page_format.value_width, len(new) if isinstance(new, tuple) else 0
     appends = len(jax.tree.leaves(new)) > 0
+    # Tiles of a column lie in one bank of memory, unless a row is an odd number of them.
+    padding = 0 if X // _WHOLE_LANES % 2 else _WHOLE_LANES
     # Columns, to be compared with rows of KV positions.
     bounds_ZUX, sinks_KU1 = jnp.stack(jax.tree.leaves(bounds), axis=2), sinks_KU[:, :, None]
 
@@ -288,12 +293,23 @@ def _attend_tiles(
         pages_ref = written_ref if appends else pages_ref  # the same pages, as they come to be
         b = pl.program_id(0)
 
+        def tokens(i):
+            """Those of the nth page of a block."""
+            return pl.ds(pl.multiple_of(i * page_tokens, group), page_tokens)
+
         def copies(row, column, stage, act):
             @pl.loop(0, jnp.minimum(block_pages, rows.stop[row] - column))
             def _(i):
-                at = pl.ds(pl.multiple_of(i * page_tokens, group), page_tokens)
                 page = pages_ref.at[rows.table[row, column + i]]
-                act(pltpu.make_async_copy(page, ring.at[stage, at], memory.arrived.at[stage]))
+                into = ring.at[stage, tokens(i), pl.ds(0, X)]
+                act(pltpu.make_async_copy(page, into, memory.arrived.at[stage]))
+
+        def clear_absent(row, column, stage):
+            """Pages of the stage that are not read: their values are multiplied by 0."""
+
+            @pl.loop(jnp.minimum(block_pages, rows.stop[row] - column), block_pages)
+            def _(i):
+                ring[stage, tokens(i)] = jnp.zeros((page_tokens, ring.shape[2]), ring.dtype)
 
         def fetch_ahead():
             """Fills the stages that nothing is on its way to."""
@@ -305,7 +321,10 @@ def _attend_tiles(
 
                 @pl.when((row < Z) & ((row <= b) | (rows.waits[valid_row] == 0)))
                 def _start():
-                    copies(row, column, lax.rem(num_fetched, _STAGES), lambda copy: copy.start())
+                    stage = lax.rem(num_fetched, _STAGES)
+                    copies(row, column, stage, lambda copy: copy.start())
+                    # Later blocks find numbers of earlier ones.
+                    pl.when(num_fetched < _STAGES)(lambda: clear_absent(row, column, stage))
                     is_last = column + block_pages >= rows.stop[row]
                     following = rows.next[row + 1]
                     after = rows.start[jnp.minimum(following, Z - 1)]
@@ -324,9 +343,8 @@ def _attend_tiles(
             inside = pl.ds(pl.multiple_of(g * group - kv_position, group), group)
             page = rows.table[b, g * group // page_tokens]
             to = pl.ds(pl.multiple_of(lax.rem(g * group, page_tokens), group), group)
-            return pltpu.make_async_copy(
-                ring.at[stage, inside], pages_ref.at[page, to], memory.stored
-            )
+            source = ring.at[stage, inside, pl.ds(0, X)]
+            return pltpu.make_async_copy(source, pages_ref.at[page, to], memory.stored)
 
         def append(kv_position, stage):
             """Merges the row's tokens into the block from a KV position on; starts its store."""
@@ -349,7 +367,7 @@ def _attend_tiles(
 
                 if not isinstance(new_refs, tuple):
                     source = pl.multiple_of((g - begin // group) * group, group)
-                    merge(slice(None), new_refs[0, pl.ds(source, group)])
+                    merge(slice(X), new_refs[0, pl.ds(source, group)])
                 for part, head in itertools.product(range(num_parts), range(K)):
                     new_SH = jnp.broadcast_to(new_refs[part][0, head : head + 1], (group, H))
                     at = pl.ds((part * K + head) * H, H)
@@ -387,27 +405,30 @@ def _attend_tiles(
             # What follows the rotary part meets queries of 0.
             return jnp.concatenate([v_SC, scaled(C, H, num_first, num_second)], axis=1), v_SC
 
-        def fold(head, stage, mask_US, scales_SX):
-            k_SH, v_SH = keys_values(head, stage, scales_SX)
+        def weigh(head, stage, mask_US, scales_SX):
+            """A head's weights of a block, its values, and how much what came before decays."""
+            k_SH, v_SC = keys_values(head, stage, scales_SX)
             scores_US = soft_cap(_dot(q_ref[0, head], k_SH, 1), score_cap)
             scores_US = jnp.where(mask_US, scores_US, _MASKED)
-            old_U1 = memory.maximum[head]
-            maximum_U1 = jnp.maximum(old_U1, scores_US.max(1, keepdims=True))
-            decay_U1 = jnp.exp(old_U1 - maximum_U1)
-            weights_US = jnp.exp(scores_US - maximum_U1)
-            memory.maximum[head] = maximum_U1
-            memory.mass[head] = memory.mass[head] * decay_U1 + weights_US.sum(1, keepdims=True)
-            added_UC = _dot(weights_US.astype(v_SH.dtype), v_SH, 0)
-            memory.values[head] = memory.values[head] * decay_U1 + added_UC
+            old_UL = memory.maximum[head]
+            maximum_UL = jnp.maximum(old_UL, scores_US.max(1, keepdims=True))
+            decay_UL = jnp.exp(old_UL - maximum_UL)
+            weights_US = jnp.exp(scores_US - _as_wide(maximum_UL, block_tokens))
+            memory.maximum[head] = maximum_UL
+            memory.mass[head] = memory.mass[head] * decay_UL + weights_US.sum(1, keepdims=True)
+            return weights_US.astype(v_SC.dtype), v_SC, decay_UL
+
+        def add(head, weights_US, v_SC, decay_UL):
+            decayed_UC = memory.values[head] * _as_wide(decay_UL, C)
+            memory.values[head] = decayed_UC + _dot(weights_US, v_SC, 0)
 
         @pl.when(b == 0)
         def _():
-            ring[...] = jnp.zeros(ring.shape, ring.dtype)  # masked values are multiplied by 0
             cursor[0] = rows.next[0]
             cursor[1] = rows.start[jnp.minimum(rows.next[0], Z - 1)]
             cursor[2] = cursor[3] = 0
 
-        memory.maximum[...] = sinks_ref[...]
+        memory.maximum[...] = jnp.broadcast_to(sinks_ref[...], memory.maximum.shape)
         memory.mass[...] = jnp.ones(memory.mass.shape, jnp.float32)
         memory.values[...] = jnp.zeros(memory.values.shape, jnp.float32)
 
@@ -429,14 +450,16 @@ def _attend_tiles(
             if page_format.is_quantized:
                 first = page_format.element_bytes // _WHOLE_LANES * _WHOLE_LANES
                 scales_SX = _scales(ring[stage, :, first:])
+            weighed = [weigh(head, stage, mask_US, scales_SX) for head in range(K)]
             for head in range(K):
-                fold(head, stage, mask_US, scales_SX)
+                add(head, *weighed[head])
             if appends:
                 new_groups(kv_position)(lambda g: store(g, kv_position, stage).wait())
             cursor[3] += 1
 
         for head in range(K):
-            out_ref[0, head] = (memory.values[head] / memory.mass[head]).astype(out_ref.dtype)
+            out_UC = memory.values[head] / _as_wide(memory.mass[head], C)
+            out_ref[0, head] = out_UC.astype(out_ref.dtype)
 
     def of_row(x):
         return pl.BlockSpec((1, *x.shape[1:]), lambda b, *_: (b,) + (0,) * (x.ndim - 1))
@@ -445,12 +468,12 @@ def _attend_tiles(
     out = jax.ShapeDtypeStruct((Z, K, num_rows, C), q_ZKUH.dtype)
     out_pages = jax.ShapeDtypeStruct(pages.shape, pages.dtype) if appends else None
     memory = _Memory(
-        ring=pltpu.VMEM((_STAGES, block_tokens, X), pages.dtype),
+        ring=pltpu.VMEM((_STAGES, block_tokens, X + padding), pages.dtype),
         arrived=pltpu.SemaphoreType.DMA((_STAGES,)),
         stored=pltpu.SemaphoreType.DMA,
         cursor=pltpu.SMEM((4,), jnp.int32),
-        maximum=pltpu.VMEM((K, num_rows, 1), jnp.float32),
-        mass=pltpu.VMEM((K, num_rows, 1), jnp.float32),
+        maximum=pltpu.VMEM((K, num_rows, _WHOLE_LANES), jnp.float32),
+        mass=pltpu.VMEM((K, num_rows, _WHOLE_LANES), jnp.float32),
         values=pltpu.VMEM((K, num_rows, C), jnp.float32),
     )
     out_ZKUH, written = pl.pallas_call(
@@ -470,8 +493,11 @@ def _attend_tiles(
         ),
         out_shape=[out, out_pages],
         input_output_aliases={len(rows) + 3 + len(jax.tree.leaves(new)): 1} if appends else {},
+        # Tables have valid pages alone, and a check takes longer than the copy's start.
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_BYTES
+            dimension_semantics=("arbitrary",),
+            vmem_limit_bytes=_VMEM_BYTES,
+            disable_bounds_checks=True,
         ),
         name="paged_attention",
         interpret=interpret,
@@ -498,6 +524,11 @@ def _scales(bytes_SX):
     word_SX = bytes_SX.astype(jnp.int32)
     following_SX = pltpu.roll(word_SX, word_SX.shape[1] - 1, 1)
     return lax.bitcast_convert_type(word_SX << 16 | following_SX << 24, jnp.float32)
+
+
+def _as_wide(x_UL, width: int):
+    """Rows of equal lanes, as many as are needed."""
+    return jnp.tile(x_UL, (1, pl.cdiv(width, _WHOLE_LANES)))[:, :width]
 
 
 def _dot(x, y, contract: int):

@@ -287,6 +287,37 @@ def test_one_that_appends_does_so_in_every_run(monkeypatch):
     assert bench(engine_kernel, case=case)["results"]["pallas_tpu"]["status"] == "wrong"
 
 
+def test_tpu_inference_appends_and_gets_its_own_pages(monkeypatch):
+    """A stand-in with the library's arguments reads the pages that were written for it."""
+
+    def attention(q_TNH, k_TKH, v_TKH, pages, lengths, table, starts, distribution):
+        Y, (_, page_tokens, K, _, H) = lengths.shape[0], pages.shape
+        assert distribution.tolist() == [0, 0, Y] and pages.shape[3] == 2
+        is_new = np.arange(starts[1]) + (lengths - starts[1])[:, None]
+        slot = table.reshape(Y, -1)[np.arange(Y)[:, None], is_new // page_tokens]
+        row_TKXH = jnp.stack([k_TKH, v_TKH], axis=2).reshape(*is_new.shape, K, 2, H)
+        pages = pages.at[slot, is_new % page_tokens].set(row_TKXH)
+        rows = pages[table.reshape(Y, -1)].reshape(Y, -1, K, 2, H)
+        k_YSKH, v_YSKH = (rows[:, : case.context, :, part] for part in (0, 1))
+        seen = arrays._replace(k_YSKH=k_YSKH, v_YSKH=v_YSKH)
+        out_YWNH, _ = REFERENCE.attend(arrays.q_YWNH, seen, REFERENCE.store(case, seen))
+        return out_YWNH.reshape(q_TNH.shape), pages
+
+    library = types.SimpleNamespace(ragged_paged_attention=attention)
+    monkeypatch.setattr(baselines, "ragged_library", lambda: library)
+    kernel, case = baselines._RAGGED_PAGED, Case(2, 3, 130, 4, 2, 128)
+    arrays = attention_case.draw(case, 0)
+    pages = kernel.store(case, arrays)
+    out_YWNH, written = kernel.attend(arrays.q_YWNH, arrays, pages)
+    expected, _ = REFERENCE.attend(arrays.q_YWNH, arrays, REFERENCE.store(case, arrays))
+    np.testing.assert_array_equal(out_YWNH, expected)
+    np.testing.assert_array_equal(written, pages)  # they had the newest tokens
+    assert "is not installed" in kernel.limit(case, Device("tpu", "TPU v6e", 1))
+    assert "for TPUs" in kernel.limit(case, Device("gpu", "NVIDIA H200", 132))
+    monkeypatch.setattr(baselines, "_TPU_INFERENCE", "numpy")
+    assert "multiple of 128" in kernel.limit(CASE, Device("tpu", "TPU v6e", 1))
+
+
 # --- what is written down -------------------------------------------------------------------------
 
 
