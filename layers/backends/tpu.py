@@ -17,6 +17,7 @@ class Tpu(Backend):
 
     attention: tuple[str, ...] = ("pallas_tpu", "jax_tpu")
     has_free_views: bool = False  # arrays are tiled by shape and type
+    least_rows: int = 2  # XLA gives a lone row to the vector units, which take longer than memory
 
     def runs_on(self, device: Device) -> bool:
         return device.platform == "tpu"

@@ -67,9 +67,11 @@ def _by_xla(x_TD: jax.Array, w: Quantized) -> jax.Array:
     T, (F, D) = len(x_TD), w.shape
     is_rounded = FORMATS[w.format].activations is not None
     multiply = _times_rounded if is_rounded else _times
-    if not backends.current().copies_in_blocks:
-        return multiply(x_TD, w)
-    x_TD = jnp.pad(x_TD, ((0, max(0, _LEAST_ROWS - T)), (0, 0)))
+    backend = backends.current()
+    least_rows = _LEAST_ROWS if backend.copies_in_blocks else backend.least_rows
+    x_TD = jnp.pad(x_TD, ((0, max(0, least_rows - T)), (0, 0)))
+    if not backend.copies_in_blocks:
+        return multiply(x_TD, w)[:T]
     block_rows = max(_BLOCK_ROWS, _BLOCK_BYTES // (4 * D))
     y_TF = multiply(x_TD, w) if block_rows >= F else _by_blocks(x_TD, w, block_rows, multiply)
     return y_TF[:T]
