@@ -17,7 +17,8 @@ A row that reads what an earlier one appends, as the tiles of one prompt do, is 
 that one is done.
 
 Quantized rows (int8 and fp8) lie in whole lanes, too, their scales behind the elements, and come as
-they are; a head's keys and values are numbers only while it is folded.
+they are. Elements are multiplied without their scales: a scale is a token's, so it multiplies that
+token's scores, or its weight.
 
 Z counts rows of the grid, U the query rows of one (`tiles.py`), S the tokens of a block or those
 that a row's groups of appended tokens span, X the elements of a packed row, C those of a value.
@@ -374,41 +375,76 @@ def _attend_tiles(
                     merge(at, page_rows.encode(new_SH, pages_ref))
                 store(g, kv_position, stage).start()
 
-        def keys_values(head, stage, scales_SX):
+        def lanes_of(head):
+            """Elements of a head's key and of its value in a row."""
             begin = page_format.values.start + head * C
-            keys, values = slice(head * H, (head + 1) * H), slice(begin, begin + C)
-            if not page_format.is_quantized:
-                stored = ring[stage, :, keys], ring[stage, :, values]
-                return tuple(map(page_rows.decode, stored))
+            return slice(head * H, (head + 1) * H), slice(begin, begin + C)
 
-            def scaled(begin, stop, nth, count):
-                """Elements with so many scales, from the nth on; the last is that of the rest."""
-                parts = []
-                for start in range(begin, stop, _WHOLE_LANES):
-                    lanes = slice(start, min(start + _WHOLE_LANES, stop))
-                    x_SX = _numbers(ring[stage, :, lanes], page_format.dtype)
-                    at = page_format.element_bytes % _WHOLE_LANES + 2 * nth
-                    scale_SX = scales_SX[:, at : at + 1]
-                    if count > 1 and lanes.stop - start > _LANES:
-                        is_first_SX = lax.broadcasted_iota(jnp.int32, x_SX.shape, 1) < _LANES
-                        scale_SX = jnp.where(is_first_SX, scale_SX, scales_SX[:, at + 2 : at + 3])
-                    parts.append((x_SX * scale_SX).astype(q_ref.dtype))
-                    nth, count = nth + 2, count - 2
-                return jnp.concatenate(parts, axis=1)
+        def parts_of(head):
+            """Of a quantized key and value, the last part of a key first: tiles of lanes, each with
+            one scale or two, of its first 64 lanes and of the others.
+            """
+
+            def tiles(lanes, nth, count):
+                for begin in range(lanes.start, lanes.stop, _WHOLE_LANES):
+                    tile = slice(begin, min(begin + _WHOLE_LANES, lanes.stop))
+                    size = min(count, 2 if tile.stop - begin > _LANES else 1)
+                    yield tile, range(nth, nth + size)
+                    nth, count = nth + size, count - size
 
             (num_first, _), (num_second, _) = page_format.groups
-            if not page_format.values_in_keys:
-                first, second = num_first // K, num_second // K
-                k_SH = scaled(keys.start, keys.stop, head * first, first)
-                return k_SH, scaled(begin, begin + C, num_first + head * second, second)
-            v_SC = scaled(0, C, 0, num_first)
-            # What follows the rotary part meets queries of 0.
-            return jnp.concatenate([v_SC, scaled(C, H, num_first, num_second)], axis=1), v_SC
+            keys, values = lanes_of(head)
+            if page_format.values_in_keys:
+                value_tiles = list(tiles(slice(0, C), 0, num_first))
+                rotary = slice(C, page_format.key_width)  # scales are behind it
+                return [*value_tiles, *tiles(rotary, num_first, num_second)], value_tiles
+            first, second = num_first // K, num_second // K
+            value_tiles = list(tiles(values, num_first + head * second, second))
+            return list(tiles(keys, head * first, first)), value_tiles
 
-        def weigh(head, stage, mask_US, scales_SX):
-            """A head's weights of a block, its values, and how much what came before decays."""
-            k_SH, v_SC = keys_values(head, stage, scales_SX)
-            scores_US = soft_cap(_dot(q_ref[0, head], k_SH, 1), score_cap)
+        def numbers(stage, lanes):
+            stored = jnp.float8_e4m3fn if page_format.dtype == "fp8" else jnp.int8
+            return lax.bitcast_convert_type(ring[stage, :, lanes], stored).astype(q_ref.dtype)
+
+        def scale(scales_XS, nth):
+            at = page_format.element_bytes % _WHOLE_LANES + 2 * nth
+            return scales_XS[at : at + 1]
+
+        def is_first(x_UX):
+            return lax.broadcasted_iota(jnp.int32, x_UX.shape, 1) < _LANES
+
+        def keys_product(head, stage, scales_XS):
+            """Queries times keys; a scale is a token's, so the product is scaled instead."""
+            q_UH, (keys, _) = q_ref[0, head], lanes_of(head)
+            if not page_format.is_quantized:
+                return _dot(q_UH, page_rows.decode(ring[stage, :, keys]), 1)
+            scores = []
+            for lanes, scales in parts_of(head)[0]:
+                q_UX = q_UH[:, lanes.start - keys.start : lanes.stop - keys.start]
+                k_SX = numbers(stage, lanes)
+                both = [q_UX]
+                if len(scales) > 1:
+                    both = [jnp.where(is_first(q_UX) == first, q_UX, 0) for first in (True, False)]
+                for part_UX, nth in zip(both, scales, strict=True):
+                    scores.append(_dot(part_UX, k_SX, 1) * scale(scales_XS, nth))
+            return sum(scores[1:], scores[0])
+
+        def values_product(head, stage, weights_US, scales_XS):
+            """Weights times values; weights are scaled, since a scale is a token's."""
+            if not page_format.is_quantized:
+                v_SC = page_rows.decode(ring[stage, :, lanes_of(head)[1]])
+                return _dot(weights_US.astype(v_SC.dtype), v_SC, 0)
+            out = []
+            for lanes, scales in parts_of(head)[1]:
+                v_SX = numbers(stage, lanes)
+                scaled = [(weights_US * scale(scales_XS, nth)).astype(v_SX.dtype) for nth in scales]
+                both = [_dot(part_US, v_SX, 0) for part_US in scaled]
+                out.append(jnp.where(is_first(both[0]), both[0], both[-1]))
+            return jnp.concatenate(out, axis=1)
+
+        def weigh(head, stage, mask_US, scales_XS):
+            """A head's weights of a block, and how much what came before decays."""
+            scores_US = soft_cap(keys_product(head, stage, scales_XS), score_cap)
             scores_US = jnp.where(mask_US, scores_US, _MASKED)
             old_UL = memory.maximum[head]
             maximum_UL = jnp.maximum(old_UL, scores_US.max(1, keepdims=True))
@@ -416,11 +452,11 @@ def _attend_tiles(
             weights_US = jnp.exp(scores_US - _as_wide(maximum_UL, block_tokens))
             memory.maximum[head] = maximum_UL
             memory.mass[head] = memory.mass[head] * decay_UL + weights_US.sum(1, keepdims=True)
-            return weights_US.astype(v_SC.dtype), v_SC, decay_UL
+            return weights_US, decay_UL
 
-        def add(head, weights_US, v_SC, decay_UL):
-            decayed_UC = memory.values[head] * _as_wide(decay_UL, C)
-            memory.values[head] = decayed_UC + _dot(weights_US, v_SC, 0)
+        def add(head, stage, weights_US, decay_UL, scales_XS):
+            added_UC = values_product(head, stage, weights_US, scales_XS)
+            memory.values[head] = memory.values[head] * _as_wide(decay_UL, C) + added_UC
 
         @pl.when(b == 0)
         def _():
@@ -446,13 +482,14 @@ def _attend_tiles(
             fields_U1 = [bounds_UX[:, f : f + 1] for f in range(bounds_UX.shape[1])]
             bounds_U1 = jax.tree.unflatten(jax.tree.structure(bounds), fields_U1)
             mask_US = visible(kv_position_US, *bounds_U1)
-            scales_SX = None
+            scales_XS = None
             if page_format.is_quantized:
                 first = page_format.element_bytes // _WHOLE_LANES * _WHOLE_LANES
-                scales_SX = _scales(ring[stage, :, first:])
-            weighed = [weigh(head, stage, mask_US, scales_SX) for head in range(K)]
+                scales_XS = _scales(ring[stage, :, first:X]).T
+            weighed = [weigh(head, stage, mask_US, scales_XS) for head in range(K)]
             for head in range(K):
-                add(head, *weighed[head])
+                weights_US, decay_UL = weighed[head]
+                add(head, stage, weights_US, decay_UL, scales_XS)
             if appends:
                 new_groups(kv_position)(lambda g: store(g, kv_position, stage).wait())
             cursor[3] += 1
@@ -503,20 +540,6 @@ def _attend_tiles(
         interpret=interpret,
     )(rows, q_ZKUH, bounds_ZUX, sinks_KU1, new, pages)
     return out_ZKUH, written if appends else pages
-
-
-def _numbers(bytes_SX, format: str):
-    """`page_rows.dequantize` of eight bits in integers, which every generation has: float32."""
-    word_SX = bytes_SX.astype(jnp.int32)
-    if format == "int8":
-        return ((word_SX ^ 128) - 128).astype(jnp.float32)
-    # Exponent and mantissa of e4m3 move into a float32's, whose bias is 120 more; without an
-    # exponent the mantissa counts 2^-9, as that of a number above 2^-6 less these 2^-6.
-    size_SX = word_SX & 127
-    bits_SX = (size_SX << 20) + jnp.where(size_SX < 8, 121 << 23, 120 << 23)
-    number_SX = lax.bitcast_convert_type(bits_SX, jnp.float32)
-    number_SX = number_SX - jnp.where(size_SX < 8, 2.0**-6, 0.0)
-    return jnp.where(word_SX < 128, number_SX, -number_SX)
 
 
 def _scales(bytes_SX):
