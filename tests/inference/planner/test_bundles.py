@@ -13,7 +13,7 @@ LB: loop body
      0   :  { %s1 = smov 0 }
    0x1 LB: > { %s2 = sadd.s32 1, %s1 }
    0x2 LB: >> { %v1 = vld [vmem:[%s2] sm:$0xff] } /* Start region 7 */
-   0x3 LB: >>> { %9 = dma.hbm_to_vmem [thread:$0]  /*hbm=*/%s3, /*size_in_granules=*/2, /*vmem=*/%s4 }
+   0x3 LB: >>> { %9 = dma.hbm_to_vmem /*hbm=*/%s3, /*size_in_granules=*/2, /*vmem=*/%s4 }
    0x4   : >>> { %10 = sbr.rel (!%p1) target bundleno = 3 (0x3), region = 9 }
    0x5   :  {}
    0x6   :  {}
