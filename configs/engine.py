@@ -11,7 +11,7 @@ from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
 from configs.prefill import TOGETHER, Prefill, check_budgets
-from configs.settings.cache import PAGE_TOKENS, TPU_LANES, CacheConfig
+from configs.settings.cache import BYTE_CACHES, LANES, PAGE_TOKENS, CacheConfig
 from configs.settings.drafts import DraftConfig
 from configs.settings.kernels import KernelConfig
 from configs.settings.requests import OBSERVED_TOKENS, RequestConfig
@@ -255,7 +255,9 @@ class Config:
         greedy, page = self.engine.shapes.greedy_steps, self.engine.cache.page_tokens
         page = page or max(PAGE_TOKENS.get(platform, PAGE_TOKENS["cpu"]), self.cached_model.stride)
         greedy = platform != "cpu" if greedy is None else greedy
-        lanes = self.engine.cache.latent_lanes or (TPU_LANES if platform == "tpu" else 1)
+        has_bytes = self.model.cache_format in BYTE_CACHES
+        is_padded = platform == "tpu" or (platform == "gpu" and has_bytes)
+        lanes = self.engine.cache.latent_lanes or (LANES if is_padded else 1)
         return self.with_engine(page_tokens=page, greedy_steps=greedy, latent_lanes=lanes)
 
     @property

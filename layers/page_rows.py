@@ -35,8 +35,8 @@ def stored_dtype(dtype: str) -> np.dtype[np.generic]:
 
 
 def encode(x: jax.Array, pages: jax.Array) -> jax.Array:
-    """Elements as `pages` stores them."""
-    if pages.dtype == jnp.uint16:
+    """Elements as `pages` stores them; bits are theirs already."""
+    if pages.dtype == jnp.uint16 != x.dtype:
         return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
     return x.astype(pages.dtype)
 

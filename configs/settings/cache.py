@@ -10,7 +10,10 @@ from configs.settings.section import Section, setting
 PREEMPTIONS = ("auto", "recompute", "swap")
 
 PAGE_TOKENS = {"cpu": 16, "gpu": 64, "tpu": 128}  # the default, by platform
-TPU_LANES = 128  # elements of a row of a TPU's memory, or a divisor of them
+# Elements of a row of a TPU's memory, or a divisor of them; bytes that a GPU's copy engine shuffles
+# of a row with elements of eight bits.
+LANES = 128
+BYTE_CACHES = "int8", "fp8"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -184,7 +184,7 @@ def compiled_latents(device: Any, name: str, case: Latents) -> tuple[Any, Any]:
             row_YWX = row_TX.reshape(rows, width, -1)
         if chosen.append_and_attend is not None:
             return chosen.append_and_attend(q_YWNH, row_YWX, pages, *told)
-        row_TX = row_YWX.reshape(rows * width, C + R)
+        row_TX = row_YWX.reshape(rows * width, -1)
         pages = chosen.write(pages, row_TX, Ragged((rectangle,)), 0)
         return chosen.attend_pages(q_YWNH, pages, *told), pages
 
@@ -274,13 +274,14 @@ def check_report(
     name: str = "llama3-8b",
     mesh: Mesh | None = None,
     num_layers: int = 1,
+    cache: str | None = None,
 ) -> None:
     """Of a small model with some layers of a preset, over all devices of a target: weights and
     cache as planned, to the byte, temporaries within 1.25 of the prediction; it fits, and says so.
     Devices exchange what the planner says, and no more. A layer's pages are read by one kernel.
     """
     target, model = targets.parse(target_name), presets.get(name).config
-    model = dataclasses.replace(model, num_layers=num_layers, vocab_size=32_000)
+    model = dataclasses.replace(model, num_layers=num_layers, vocab_size=32_000, cache_format=cache)
     engine = EngineConfig.of(max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE)
     mesh = mesh or Mesh(model=target.num_devices)
     absent = AbsentEngine(Config(model, engine, mesh).for_platform(target.platform), target)

@@ -112,6 +112,17 @@ _CASES = {  # and registers a thread, and tuned sizes
     "llama2-13b": (_LLAMA._replace(rows=16, heads=(40, 40)), 160),
     "smollm2-135m, window": (programs.Attention(8, 1, (9, 3), 64, 128, 512), 184),
     "gemma2": (programs.Attention(8, 1, (8, 4), 256, 64, 4096, 50.0), 255),
+    "llama3-8b, fp8": (_LLAMA._replace(cache="fp8"), 128),
+    "llama2-13b, int8": (_LLAMA._replace(rows=64, heads=(40, 40), cache="int8"), 128),
+    "llama3-8b, int8, large pages": (_LLAMA._replace(page_tokens=128, cache="int8"), 144),
+    "llama3-8b, fp8, trees and sinks": (
+        _LLAMA._replace(width=16, window=128, has_trees=True, has_sinks=True, cache="fp8"), 232,
+    ),
+    "smollm2-135m, int8, window": (
+        programs.Attention(8, 1, (9, 3), 64, 128, 512, cache="int8"), 128,
+    ),
+    "gemma2, fp8": (programs.Attention(8, 9, (8, 4), 256, 64, 4096, 50.0, cache="fp8"), 255),
+    "llama3-8b, int8, prefill": (_LLAMA._replace(rows=4, width=64, cache="int8"), 232),
     # Of prompts: three warpgroups of at most 168 begin in 64 Ki, the two that read get 240 then.
     "llama3-8b, prefill": (_LLAMA._replace(rows=4, width=64), 168),
     "llama3-8b, prefill, large pages": (_LLAMA._replace(rows=1, width=512, page_tokens=128), 168),
@@ -162,13 +173,22 @@ def test_the_kernel_fits_its_registers_and_keeps_the_cache_in_place(case, ptxas,
 
 
 _DEEPSEEK = programs.Latents(32, 1, 128, 512, 64, 64)
-_LATENTS = {  # and tuned sizes
+_LATENTS = {  # and registers a thread, where they are not 168
     "deepseek-v3": (_DEEPSEEK,),
     "deepseek-v3, alone": (_DEEPSEEK._replace(rows=1),),
     "deepseek-v3, one chip of eight": (_DEEPSEEK._replace(num_heads=16),),
     "deepseek-v3, drafts": (_DEEPSEEK._replace(num_heads=16, width=3),),
     "deepseek-v3, trees": (_DEEPSEEK._replace(num_heads=16, width=16, has_trees=True),),
     "deepseek-v3, prefill": (_DEEPSEEK._replace(rows=2, width=64),),
+    "deepseek-v3, fp8": (_DEEPSEEK._replace(cache="fp8"), 240),
+    "deepseek-v3, one chip of eight, int8": (
+        _DEEPSEEK._replace(num_heads=16, width=3, cache="int8"),
+        240,
+    ),
+    "deepseek-v3, trees, fp8": (
+        _DEEPSEEK._replace(num_heads=16, width=16, has_trees=True, cache="fp8"),
+        248,
+    ),
     "narrow latents": (_DEEPSEEK._replace(num_heads=16, rank=128, dtype="float16"),),
     "large pages": (_DEEPSEEK._replace(num_heads=16, page_tokens=128),),
 }
@@ -179,11 +199,11 @@ def test_the_kernel_for_latents_fits_its_registers_and_keeps_the_cache_in_place(
     """Three warpgroups of 168 registers a thread at most begin in 64 Ki; the two that read get 232
     each then.
     """
-    (shape,) = _LATENTS[case]
+    shape, *max_registers = _LATENTS[case]
     executable, pages = programs.compiled_latents(programs.device("h200"), "pallas_gpu", shape)
     report = ptxas()
     print(report)
-    _check_kernel(executable, pages, report, 168, 64 * programs.MEGABYTE)
+    _check_kernel(executable, pages, report, *(max_registers or [168]), 64 * programs.MEGABYTE)
 
 
 @pytest.mark.parametrize("name", ["reference", "pallas_gpu"])
@@ -237,6 +257,14 @@ def test_rates_are_of_what_they_count():
 @pytest.mark.parametrize("target", ["h200", "2xh200"])
 def test_the_report_agrees_with_the_planner(target):
     programs.check_report(target, "pallas_gpu")
+
+
+@pytest.mark.parametrize("name, cache", [
+    ("llama3-8b", "fp8"), ("llama2-13b", "int8"), ("deepseek-v2-lite", "fp8"),
+])  # fmt: skip
+def test_the_report_of_a_quantized_cache_agrees_with_the_planner(name, cache):
+    """As the kernel lays rows out: bytes that the planner counts are those of the engine."""
+    programs.check_report("h200", "pallas_gpu", name, cache=cache)
 
 
 @pytest.mark.parametrize("target, name, mesh", [

@@ -25,7 +25,7 @@ def implementation(name: str) -> Implementation:
         )
 
         return Implementation(
-            gpu.limit, page_rows.token_major, page_rows.write, gpu.attend_pages,
+            gpu.limit, gpu.layout, gpu.write, gpu.attend_pages,
             page_bounds=gpu_bounds.page_bounds, index_scores=gpu_index.index_scores,
             attend_stretches=gpu_stretches.attend_stretches,
         )  # fmt: skip
@@ -110,5 +110,5 @@ def demand(config: Config, mixer: Mixer, stored: CacheSpec) -> Demand:
         engine.deterministic, stored.window is not None,
         max(engine.max_seqs, *engine.shapes.prefill_chunks) * config.page_columns,
         engine.drafts.has_tree, stored.first_tokens > 0, mixer.chooses,
-        engine.requests.prompt_budgets, stored.index_width, stored.stride,
+        engine.requests.prompt_budgets, stored.index_width, stored.stride, config.model.dtype,
     )  # fmt: skip

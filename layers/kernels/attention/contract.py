@@ -29,6 +29,7 @@ class Demand(NamedTuple):
     has_observers: bool = False  # its pages' keys are read by `layers/sparse/snap.py`, too
     index_width: int = 0  # of the keys by which an indexer chooses
     stride: int = 1  # tokens of an entry (`CacheSpec`)
+    query_dtype: str = "bfloat16"
 
 
 FIRST_TOKENS = "knows no first tokens beside a window: 'reference' does"

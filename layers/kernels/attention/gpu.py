@@ -13,11 +13,11 @@ Such a kernel is as good as its memory traffic. So
   1805.02867), which the splits of a row combine in the same launch (`splits.py`);
 * the result leaves as the next product reads it: [Y, W, N, H], in the pages' dtype.
 
-The step's keys and values are already in the pages (`page_rows.write`, in place). XLA writes them
-from the launch that rotates them, so an append in here would save no launch (`docs/kernels.md`).
+The step's keys and values are already in the pages (`append_gpu.py`, or `page_rows.write`).
 
 Latents have a kernel of their own (`gpu_latent.py`), which takes the place of this one's blocks.
-So have prompts (`gpu_prefill.py`), where time is the tensor core's.
+So have prompts (`gpu_prefill.py`), where time is the tensor core's, and quantized pages
+(`gpu_quantized.py`).
 
 Z counts rows of the kernel's grid, U the query rows of a tile (W G of them are used), X splits.
 """
@@ -33,13 +33,22 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from configs.cache import PageFormat
 from layers import page_rows
 from layers.kernels import tuning
-from layers.kernels.attention import contract, gpu_index, gpu_latent, gpu_prefill, hopper, splits
+from layers.kernels.attention import (
+    contract,
+    gpu_index,
+    gpu_latent,
+    gpu_prefill,
+    gpu_quantized,
+    hopper,
+    hopper_pages,
+    splits,
+)
 from layers.kernels.attention.contract import PLAIN, Demand, Options
 from layers.kernels.attention.hopper import ROWS, SHARED_BYTES
 from layers.kernels.attention.mask import MaskBounds, mask_bounds
-from layers.kernels.attention.tiles import Tiling, visible_pages
+from layers.kernels.attention.tiles import Tiling, page_shares, visible_pages
 from layers.kernels.device import Device, target_device
-from layers.ragged import Rectangle
+from layers.ragged import Ragged, Rectangle
 
 _MOVED_ROWS = 8  # of a tile in shared memory: what is copied comes in multiples
 _PAGE_TOKENS, _HEAD_WIDTHS = (64, 128), (64, 128, 256)
@@ -58,7 +67,7 @@ def limit(demand: Demand, device: Device) -> str | None:
     if demand.deterministic:
         return "has not been measured to be deterministic"
     if page_format.is_quantized:
-        return f"reads no {dtype} caches: leave model.cache_format out"
+        return gpu_quantized.limit(demand)
     page_entries = page_tokens // demand.stride
     if demand.index_width and (reason := gpu_index.limit(demand.index_width, page_entries)):
         return reason
@@ -77,6 +86,21 @@ def limit(demand: Demand, device: Device) -> str | None:
     if most_stages(page_tokens, H, jnp.dtype(dtype).itemsize) < 2:
         return f"has no room for pages of {page_tokens} tokens with heads of {H}: 64 tokens fit"
     return None
+
+
+def layout(num_pages: int, page_tokens: int, page_format: PageFormat) -> jax.ShapeDtypeStruct:
+    """Token-major pages; of quantized rows as `hopper_pages` has them."""
+    if not page_format.is_quantized:
+        return page_rows.token_major(num_pages, page_tokens, page_format)
+    shape = num_pages, page_tokens, hopper_pages.words(page_format.stored_width)
+    return jax.ShapeDtypeStruct(shape, jnp.uint16)
+
+
+def write(pages: jax.Array, row_TX: jax.Array, ragged: Ragged, group: int) -> jax.Array:
+    """`contract.Write`."""
+    if row_TX.dtype == jnp.uint8:
+        row_TX = hopper_pages.pack(row_TX)
+    return page_rows.write(pages, row_TX, ragged, group)
 
 
 def own_sizes(num_blocks: int, max_stages: int, device: Device) -> dict[str, int]:
@@ -119,6 +143,10 @@ def attend_pages(
         interpret: `InterpretGPUParams`: interpreted, on any device.
     """
     (Y, W, N, H), is_latent, device = q_YWNH.shape, page_format.values_in_keys, target_device()
+    if page_format.is_quantized:
+        return gpu_quantized.attend_pages(
+            q_YWNH, pages, rectangle, group, page_format, options, num_splits, num_stages, interpret
+        )
     page_tokens = ROWS if is_latent else pages.shape[1]  # latents of any pages are read in tiles
     if num_splits is None and num_stages is None and not is_latent:
         K = page_format.kv_heads
@@ -174,19 +202,13 @@ def _split_pages(
     table_ZP: jax.Array, bounds: MaskBounds, valid_ZW: jax.Array, page_tokens: int,
     head_pages: int, num_splits: int,
 ) -> splits.PageRanges:  # fmt: skip
-    """Splits share the pages that valid tokens see equally; late splits of a short row are empty.
-    Of pages between the first tokens' and the window none is read.
-    """
+    """The pages that valid tokens see; of those between the first tokens' and the window none."""
     first_Z, stop_Z = visible_pages(bounds, valid_ZW, page_tokens)
     skipped_Z = None
     if head_pages:
         skipped_Z = jnp.maximum(jnp.minimum(first_Z, stop_Z) - head_pages, 0)
         first_Z, stop_Z = jnp.zeros_like(first_Z), stop_Z - skipped_Z
-    first_Z1, stop_Z1 = first_Z[:, None], stop_Z[:, None]
-    share_Z1 = -(-(stop_Z1 - first_Z1) // num_splits)
-    start_ZX = first_Z1 + share_Z1 * jnp.arange(num_splits, dtype=jnp.int32)
-    start_ZX, stop_ZX = (jnp.minimum(x_ZX, stop_Z1) for x_ZX in (start_ZX, start_ZX + share_Z1))
-    return splits.PageRanges(table_ZP, start_ZX, stop_ZX, skipped_Z)
+    return splits.PageRanges(table_ZP, *page_shares(first_Z, stop_Z, num_splits), skipped_Z)
 
 
 # --- the kernel -----------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def quotient(sums: Sums) -> jax.Array:
 def scores(q_smem: Operand, keys_smem: Operand, interpret: object) -> jax.Array:
     """Products of queries [U, H] with keys [S, H]: float32 [U, S]."""
     if interpret:
-        scores_US = _dot(q_smem[...], keys_smem[...], 1)
+        scores_US = dot(q_smem[...], keys_smem[...], 1)
         plgpu.commit_smem()  # later copies wait for plain reads; those of wgmma are in their order
         return scores_US
     shape = (q_smem.shape[0], keys_smem.shape[0])
@@ -199,7 +199,7 @@ def add_values(sums: Sums, weights_US: jax.Array, values_smem: Operand, interpre
     """The sums with what weights [U, S] make of values [S, H]."""
     weights_US = weights_US.astype(values_smem.dtype)
     if interpret:
-        values_UH = sums.values_UH + _dot(weights_US, values_smem[...], 0)
+        values_UH = sums.values_UH + dot(weights_US, values_smem[...], 0)
         plgpu.commit_smem()
         return sums._replace(values_UH=values_UH)
 
@@ -218,7 +218,7 @@ def scores_and_values(
     """
     if interpret:
         softened = soften(scores(q_smem, keys_smem, interpret))
-        values_UH = values_UH + _dot(weights_US, values_smem[...], 0)
+        values_UH = values_UH + dot(weights_US, values_smem[...], 0)
         plgpu.commit_smem()
         return softened, values_UH
 
@@ -235,7 +235,7 @@ def scores_and_values(
     )
 
 
-def _dot(x: jax.Array, y: jax.Array, contract: int) -> jax.Array:
+def dot(x: jax.Array, y: jax.Array, contract: int) -> jax.Array:
     """The tensor core's product, in interpret mode: contracts axis 1 of x, `contract` of y."""
     dims = (((1,), (contract,)), ((), ()))
     return lax.dot_general(x, y, dims, preferred_element_type=jnp.float32)

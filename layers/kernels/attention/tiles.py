@@ -60,6 +60,18 @@ def visible_pages(
     return first_ZW.min(1), stop_Z
 
 
+def page_shares(
+    first_Z: jax.Array, stop_Z: jax.Array, num_splits: int
+) -> tuple[jax.Array, jax.Array]:
+    """First page that each split of a row reads, and the one after its last, i32[Z, X] each. Splits
+    share a row's pages equally; late splits of a short row are empty.
+    """
+    first_Z1, stop_Z1 = first_Z[:, None], stop_Z[:, None]
+    share_Z1 = -(-(stop_Z1 - first_Z1) // num_splits)
+    start_ZX = first_Z1 + share_Z1 * jnp.arange(num_splits, dtype=jnp.int32)
+    return jnp.minimum(start_ZX, stop_Z1), jnp.minimum(start_ZX + share_Z1, stop_Z1)
+
+
 def _padded(x: jax.Array, axis: int, length: int) -> jax.Array:
     padding = [(0, 0)] * x.ndim
     padding[axis] = (0, length - x.shape[axis])

@@ -131,10 +131,50 @@ def test_kernels_refuse_pages_that_they_cannot_read(kernel, device):
     for name in ("int8", "fp8", "int4"):
         for asked in (_asked(dtype=name), _latents(dtype=name, page_tokens=128)):
             assert reference.limit(asked, device) is None
-            if kernel is not tpu:
+            if kernel is jax_tpu:
                 reason = f"reads no {name} caches: leave model.cache_format out"
                 assert kernel.limit(asked, device) == reason
     assert reference.limit(uneven, device) is None
+
+
+@pytest.mark.parametrize(("name", "line"), [
+    ("fp8", None), ("int8", None),
+    ("int4", "reads caches of int8 and fp8, not of int4: set model.cache_format"),
+])  # fmt: skip
+def test_an_engine_on_hopper_reads_quantized_pages_by_the_kernel(name, line):
+    """Rows take the bytes that the planner counts."""
+    model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=64, cache_format=name)
+    config = Config(model, EngineConfig.of(attention=None)).for_platform("gpu")
+    with jax.sharding.use_abstract_mesh(_mesh()):
+        choice = api.choose(config)
+    assert choice == (("pallas_gpu", {}) if line is None else ("reference", {"pallas_gpu": line}))
+    if line is None:
+        page_format = model.cache_specs[0].page_format(name)
+        (page_bytes,) = model.page_bytes(64, config.engine.cache.latent_lanes)
+        assert 2 * gpu.layout(1, 64, page_format).size * model.num_layers == page_bytes
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"query_dtype": "float16"}, "int8 caches of bfloat16 models, not float16: set model.dtype"),
+    ({"has_observers": True}, "engine.requests.prompt_budgets does not read them"),
+    ({"page_tokens": 32}, "64 or 128 tokens, not 32: set engine.cache.page_tokens"),
+    ({"width": 80}, "heads of 64, 128 or 256, not 80"),
+    ({"num_heads": 264}, "at most 32 query heads a KV head over int8 pages, not 33"),
+    ({"num_heads": 136, "width": 256}, "at most 16 query heads a KV head over int8 pages, not 17"),
+])  # fmt: skip
+def test_the_hopper_kernel_names_its_limits_of_quantized_pages(changes, reason):
+    assert reason in gpu.limit(_asked(dtype="int8", **changes), _H200)
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({}, None),
+    ({"num_heads": 99}, "query heads evenly over tiles of at most 16, not 99"),
+    ({"value_width": 576, "key_width": 640}, "latents of a multiple of 128 up to 512, not 576"),
+    ({"key_width": 640}, "rotary keys of 64, not 128"),
+])  # fmt: skip
+def test_the_hopper_kernel_names_its_limits_of_quantized_latents(changes, reason):
+    found = gpu.limit(_latents(dtype="fp8", **changes), _H200)
+    assert found is None if reason is None else reason in found
 
 
 def _latents(**changes) -> Demand:

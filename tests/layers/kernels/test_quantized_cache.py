@@ -7,13 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreted_gpu
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 from jax.experimental.pallas import tpu as pltpu
 
 from configs.cache import CacheSpec, PageFormat, keys_values, latent
 from layers import page_rows
-from layers.kernels.attention import ffi_cpu, reference, tpu
+from layers.kernels.attention import ffi_cpu, gpu, hopper_pages, reference, tpu
 from layers.kernels.attention.contract import Options
 from tests import compiling
+from tests.interpreted import threads_are_compiled_once  # noqa: F401
 from tests.layers import native, paged_case, quantized_rows
 from tests.layers.native import instruction_set  # noqa: F401
 
@@ -242,6 +245,105 @@ def test_the_tpu_kernel_appends_and_reads_them(name, case, monkeypatch):
     assert not interpret_pallas_call.races.races_found
     drawn.check(found, window, is_rounded=True)
     np.testing.assert_array_equal(np.asarray(after)[1:], np.asarray(padded(pages))[1:])
+
+
+_HOPPER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))  # 0.10 overlooks them
+_HOPPER_CASES = {  # (N, K), page tokens, query tokens, head width, window, cap, sinks, masks
+    "one token": ((9, 3), 64, 1, 128, None, None, False, {}),
+    "one token, all at once": ((10, 5), 128, 1, 64, 90, 3.0, True, {}),
+    "drafts, wide heads": ((4, 2), 64, 4, 256, 70, None, False, {}),
+    "a tree": ((4, 2), 64, 8, 64, None, None, True, {"trees": True}),
+    "a canvas of trees, window": ((2, 1), 128, 6, 64, 40, 2.0, True,
+                                  {"canvases": True, "trees": True}),
+    "a chunk of several tiles": ((16, 2), 64, 9, 64, None, None, False, {}),
+    "latents": ((12, 1), 64, 1, 192, None, None, False,
+                {"value_width": 128, "values_in_keys": True}),
+    "latents, two tiles, drafts": ((24, 1), 64, 2, 320, 90, 3.0, True,
+                                   {"value_width": 256, "values_in_keys": True}),
+    "latents of DeepSeek-V3, a tree": (
+        (16, 1), 64, 4, 576, None, None, False,
+        {"value_width": 512, "values_in_keys": True, "trees": True},
+    ),
+}  # fmt: skip
+
+
+@functools.cache
+def _on_hopper(page_format: PageFormat, window: int | None, cap: float | None, **sizes):
+    def attend(q_YWNH, pages, rectangle, sinks_N):
+        told = rectangle, 0, page_format, paged_case.options(window, cap, sinks_N)
+        return gpu.attend_pages(q_YWNH, pages, *told, **sizes, interpret=_HOPPER)
+
+    return compiling.jit(attend)
+
+
+def _hopper_pages(drawn: paged_case.Case) -> jax.Array:
+    words = hopper_pages.pack(drawn.pages.reshape(-1, drawn.pages.shape[2]))
+    return words.reshape(*drawn.pages.shape[:2], -1)
+
+
+def _check_on_hopper(name, case, lengths, seed=0, **sizes):
+    """Against float64 of what pages hold, without a race, and twice the same bits."""
+    heads, page_tokens, width, head_width, window, cap, has_sinks, masks = _HOPPER_CASES[case]
+    drawn = paged_case.Case(
+        lengths, heads, page_tokens, width, "bfloat16", seed, head_width, head_width**-0.5,
+        stored=name, rounds=False, **masks,
+    )  # fmt: skip
+    sinks_N = np.float32(np.random.default_rng(seed).normal(size=heads[0])) if has_sinks else None
+    q_YWNH, _, rectangle = drawn.arguments
+    attend = _on_hopper(drawn.page_format, window, cap, **sizes)
+    arguments = q_YWNH, _hopper_pages(drawn), rectangle, sinks_N
+    found = attend(*arguments)
+    if _HOPPER.detect_races:
+        assert not interpreted_gpu.get_races().races_found
+    drawn.check(found, window, cap, sinks_N, is_rounded=not sizes)
+    again = np.asarray(attend(*arguments))
+    np.testing.assert_array_equal(again[drawn.valid_YW], np.asarray(found)[drawn.valid_YW])
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "sizes"),
+    [
+        ("fp8", "one token", {}),
+        ("int8", "a tree", {"num_splits": 3, "num_stages": 2}),
+        ("fp8", "latents", {}),
+        *(
+            pytest.param(name, case, {"num_splits": 2}, marks=pytest.mark.long)
+            for name in hopper_pages.FORMATS for case in _HOPPER_CASES
+        ),
+    ],
+)  # fmt: skip
+def test_the_hopper_kernel_reads_them(name, case, sizes):
+    _check_on_hopper(name, case, (0, 65, 172), **sizes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", hopper_pages.FORMATS)
+@pytest.mark.parametrize("case", _HOPPER_CASES)
+def test_500_random_batches_on_hopper(name, case):
+    for seed in range(1, 1 + -(-250 // len(_HOPPER_CASES))):
+        generator = np.random.default_rng(seed)
+        lengths = (generator.integers(0, 300, 3) * (generator.random(3) < 0.9)).tolist()
+        _check_on_hopper(name, case, lengths, seed, **({"num_splits": 2} if seed % 2 else {}))
+
+
+@pytest.mark.parametrize(("at", "position", "window", "seen_by"), [
+    (0, 129, None, [3]), (128, 129, None, [3]), (128, 125, 2, [0]),
+])  # fmt: skip
+def test_a_nan_on_hopper_reaches_those_that_see_it(at, position, window, seen_by):
+    """A key, or value, that is not finite, among those of other queries of a tile: earlier ones,
+    and later ones that see nothing of its page.
+    """
+    drawn = paged_case.Case((70, 130), (4, 2), 64, 4, "bfloat16", head_width=64, stored="int8")
+    row_TX = np.zeros((1, drawn.page_format.row_width), np.float32)
+    row_TX[0, at : at + 64] = np.nan  # of KV head 0
+    row_TX = hopper_pages.pack(page_rows.quantize(jnp.asarray(row_TX), drawn.page_format))
+    place = drawn.table_YP[1, position // 64], position % 64
+    pages = _hopper_pages(drawn).at[place].set(row_TX[0])
+    q_YWNH, _, rectangle = drawn.arguments
+    found = np.asarray(_on_hopper(drawn.page_format, window, None)(q_YWNH, pages, rectangle, None))
+    is_nan = np.zeros((2, 4, 4), bool)
+    is_nan[1, seen_by, :2] = True
+    np.testing.assert_array_equal(np.isnan(found).any(-1), is_nan)
 
 
 def test_jit_and_eager_store_the_same():
