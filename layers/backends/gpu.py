@@ -44,6 +44,13 @@ class Hopper(Gpu):
 
     word: Word = np.uint16
 
+    # Kernels whose blocks wait for each other (`attention/splits.py`) need a device of their own:
+    # each of two at a time could hold the multiprocessors that the other's blocks wait for.
+    compiler_options: tuple[tuple[str, object], ...] = (
+        *Gpu.compiler_options,
+        ("xla_gpu_command_buffer_scheduling_mode", "SERIALIZE"),
+    )
+
     def runs_on(self, device: Device) -> bool:
         return device.is_hopper
 

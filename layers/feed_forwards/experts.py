@@ -86,7 +86,7 @@ def _mixture(
 ) -> Callable[[Params, jax.Array, jax.Array, jax.Array], tuple[jax.Array, RoutedTokens]]:
     """A function of parameters, x_TD, the router's logits and valid_T: the weighed sum of each
     token's experts, float32 [T, D], on a mesh a part of it, and the tokens routed to each expert. A
-    back end's kernel has the derivatives of XLA's.
+    back end's kernel has the derivatives of XLA's, where weights are plain arrays.
     """
     by_xla = functools.partial(_mixture_by_xla, config, kind, context)
     weights, is_divided = params["experts"], kind.num_held < kind.num_experts
@@ -110,6 +110,8 @@ def _mixture_by_kernel(
     )  # fmt: skip
     if kind.has_bias:
         weights_TE = routed.weights_EW.T[: len(x_TD)]
+        if kind.weighs_inputs:
+            weights_TE = (weights_TE != 0).astype(jnp.float32)
         bias_ED = _first_chips(params["experts"]["down_bias"])
         out_TD += jnp.dot(weights_TE, bias_ED, precision=jax.lax.Precision.HIGHEST)
     return out_TD, RoutedTokens(routed.num_tokens_E, routed.share_E)

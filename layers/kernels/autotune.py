@@ -38,7 +38,7 @@ def compiler_options(device: Device) -> dict[str, str | bool]:
 def reject(device: Device, error: jax.errors.JaxRuntimeError) -> bool:
     """Whether XLA could not read the file of a device, which then is not loaded again."""
     reason = re.search(r"[^:\n]*autotune results[^\n]*", str(error))
-    if reason is None or path(device) in _rejected:
+    if reason is None:
         return False
     _rejected.add(path(device))
     _warn_of(path(device), reason[0].strip())

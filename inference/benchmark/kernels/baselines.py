@@ -102,7 +102,7 @@ def _hopper_sizes(case: Case, device: Device, tunes: bool) -> Sequence[Sizes]:
     """
     if not (tunes and case.is_decode):
         return ({},)
-    from layers.kernels.attention import gpu  # as in `api`
+    from layers.kernels.attention import gpu, splits  # as in `api`
 
     itemsize = jnp.dtype(case.dtype).itemsize
     max_stages = gpu.most_stages(case.page_tokens, case.head_width, itemsize)
@@ -112,7 +112,7 @@ def _hopper_sizes(case: Case, device: Device, tunes: bool) -> Sequence[Sizes]:
     alternatives = [
         {"num_splits": n, "num_stages": s}
         for n, s in dict.fromkeys(around)
-        if 1 <= n <= case.columns
+        if 1 <= n <= min(case.columns, splits.most_splits(1, device))
     ]
     return [default, *(sizes for sizes in alternatives if sizes != default)]
 

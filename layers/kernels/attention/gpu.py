@@ -173,7 +173,10 @@ def attend_pages(
     sizes = own_sizes(Z * K, max_stages, device)
     sizes |= tuning.sizes("pallas_gpu", device, shape_class)
     neighbors = K if is_latent else 1  # blocks in the grid between those of a tile
-    num_splits = num_splits or min(sizes["num_splits"], splits.most_splits(neighbors, device))
+    most_pages = max(1, rectangle.tables[group].shape[-1] * pages.shape[1] // page_tokens)
+    num_splits = num_splits or min(
+        sizes["num_splits"], splits.most_splits(neighbors, device), most_pages
+    )
     attend = _attend_splits
     if is_latent:
         attend = functools.partial(

@@ -71,9 +71,7 @@ def _bounds(
         q_ref, extremes_ref, table_ref, num_tiles_ref, bounds_ref,
         q_smem, extremes_smem, bounds_smem, q_arrived,
     ):  # fmt: skip
-        if not interpret:  # which runs launches one after another
-            plgpu.griddepcontrol_wait()
-            plgpu.griddepcontrol_launch_dependents()
+        hopper.begin(interpret)
         y, head, tile, split = (lax.axis_index(name) for name in ("row", "head", "tile", "split"))
         num_tiles, tokens = num_tiles_ref[y], pl.ds(tile * width, width)
         for sign in range(_SIGNS):

@@ -20,11 +20,12 @@ from configs.cache import PageFormat
 from layers import page_rows
 from layers.kernels.attention import hopper
 from layers.kernels.attention.contract import PLAIN, Options
-from layers.kernels.attention.hopper import ROWS
+from layers.kernels.attention.hopper import ROWS, SHARED_BYTES
 from layers.kernels.device import target_device
 
 _KEY_PARTS = 64  # elements of a key come in multiples
-_HEAD_PARTS, _MOST_HEADS = 8, 256  # columns of a product
+_MOST_WIDTH = 256  # of keys, four stages of which fit
+_HEAD_PARTS = 8  # columns of a product come in multiples
 _MOST_TOKENS = 4  # of a tile, whose queries lie in shared memory
 _NUM_STAGES = 4
 _BLOCKS_A_CORE = 2  # that shared memory has room for
@@ -32,13 +33,20 @@ _BLOCKS_A_CORE = 2  # that shared memory has room for
 
 def limit(index_width: int, page_entries: int) -> str | None:
     """Which keys of an indexer the kernel does not read: a phrase as `contract.Limit`'s."""
-    if index_width % _KEY_PARTS:
+    if index_width % _KEY_PARTS or index_width > _MOST_WIDTH:
         return (
-            f"scores keys of an indexer of a multiple of {_KEY_PARTS} elements, not {index_width}"
+            f"scores keys of an indexer of a multiple of {_KEY_PARTS} elements, at most "
+            f"{_MOST_WIDTH}, not {index_width}"
         )
     if page_entries % 8 or max(page_entries, ROWS) % min(page_entries, ROWS):
         return f"scores an indexer's keys in pages of 8, 16, 32, 64 or 128, not {page_entries}"
     return None
+
+
+def most_tokens(num_heads: int, index_width: int) -> int:
+    """Query tokens of a tile, whose queries shared memory has room for beside the stages."""
+    room = SHARED_BYTES - 2 * _NUM_STAGES * ROWS * index_width - (8 << 10)
+    return max(1, min(_MOST_TOKENS, room // (2 * num_heads * index_width)))
 
 
 def index_scores(
@@ -60,7 +68,7 @@ def index_scores(
         interpret: `InterpretGPUParams`: interpreted, on any device.
     """
     (Y, W, num_heads, _), page_tokens = q_YWIX.shape, pages.shape[1]
-    tiles = -(-W // _MOST_TOKENS)
+    tiles = -(-W // most_tokens(*q_YWIX.shape[2:]))
     width = -(-W // tiles)
     padding = -W % width, -num_heads % _HEAD_PARTS
     tokens_heads = (0, 0), (0, padding[0]), (0, padding[1])
@@ -96,9 +104,7 @@ def _scores(
         q_ref, weights_ref, boxes_ref, table_ref, num_tiles_ref, scores_ref,
         q_smem, weights_smem, keys_smem, scores_smem, q_arrived, weights_arrived, arrived,
     ):  # fmt: skip
-        if not interpret:  # which runs launches one after another
-            plgpu.griddepcontrol_wait()
-            plgpu.griddepcontrol_launch_dependents()
+        hopper.begin(interpret)
         y, tile, split = (lax.axis_index(name) for name in ("row", "tile", "split"))
         num_tiles = num_tiles_ref[y]
         share = lax.div(num_tiles + num_splits - 1, jnp.int32(num_splits))

@@ -207,6 +207,7 @@ def _attend_splits(
         q_smem, bounds_smem, keys_smem, scales_smem, weights_smem, out_smem, stats_smem,
         q_arrived, bounds_arrived, arrived, values_smem=None,
     ):  # fmt: skip
+        hopper.begin(interpret)
         b, head, split = (lax.axis_index(name) for name in ("row", "head", "split"))
         start, stop = start_ref[b, split], stop_ref[b, split]
         kv_head = 0 if is_latent else head

@@ -45,7 +45,7 @@ _STEPS_OF_SUM = 2  # about as long as these a cluster takes to sum a tile
 def can_multiply(num_rows: int, w: jax.Array | Quantized) -> bool:
     """Whether the kernel multiplies such rows with (a matrix of) w."""
     *_, F, D = w.shape
-    if str(w.dtype) != "bfloat16" or F % PART:
+    if str(w.dtype) != "bfloat16" or F % PART or num_rows < 1:
         return False
     if isinstance(w, Quantized):
         info = FORMATS[w.format]
@@ -181,7 +181,7 @@ def _run(
     dtype: str, prefetch: bool, interpret: object,
 ) -> jax.Array:  # fmt: skip
     B, W, _ = x_BWD.shape
-    plan = _plan(B, W, w, gate is not None)
+    plan = _plan(B, W, w, gate is not None, least_blocks=1)
     if matrix_B is not None:
         num_matrices = (matrix_B < w.shape[0]).sum(dtype=jnp.int32)
         matrix_B = jnp.concatenate([num_matrices[None], matrix_B])

@@ -12,12 +12,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 _THREADS = 128  # each has as many of a row's elements
-_MOST_WIDTH = 16384  # 128 registers a thread; with a mean and a bias there is room for half of it
+_MOST_WIDTH = 16384  # 128 registers a thread
+_WORD = 4  # elements that a thread reads at once, at most, from where they are aligned
 
 
 def can_normalize(width: int) -> bool:
     """Whether the kernel takes rows of so many elements."""
-    return _THREADS <= width <= _MOST_WIDTH
+    return _THREADS <= width <= _MOST_WIDTH and width % _WORD == 0
 
 
 def of_sum(

@@ -197,7 +197,7 @@ def test_kernels_read_latents():
     [
         ({"dtype": "float32"}, "bfloat16 or float16, not float32: set model.dtype"),
         ({"page_tokens": 16}, "64 or 128 tokens, not 16: set engine.cache.page_tokens"),
-        ({"index_width": 96}, "keys of an indexer of a multiple of 64 elements, not 96"),
+        ({"index_width": 96}, "of a multiple of 64 elements, at most 256, not 96"),
         ({"value_width": 192}, "latents of a multiple of 128 up to 512, not 192"),
         ({"value_width": 640, "key_width": 704}, "latents of a multiple of 128 up to 512, not 640"),
         ({"key_width": 544}, "rotary keys of a multiple of 64, not 32"),
@@ -399,7 +399,7 @@ def test_choices_of_a_compiler_are_loaded_by_kind_and_version(monkeypatch, tmp_p
     assert not autotune.reject(_H200, jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory"))
     assert autotune.compiler_options(_H200) == options
     damaged = jax.errors.JaxRuntimeError("INVALID: Failed to parse autotune results string.\nat")
-    assert autotune.reject(_H200, damaged) and not autotune.reject(_H200, damaged)
+    assert autotune.reject(_H200, damaged) and autotune.reject(_H200, damaged)  # two compile
     assert autotune.compiler_options(_H200) == {}
     reason = "is not used, the compiler chooses anew: Failed to parse autotune results string."
     assert caplog.messages[1:] == [f"{path} {reason}"]
