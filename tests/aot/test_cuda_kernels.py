@@ -92,7 +92,7 @@ _BUDGETS = {
     "decode, alone": Budget(_attention(rows=2), 475, 12, 32, 152),
     "prefill": Budget(_attention(rows=6, width=64), 660, 16, 32, 168),
     "latents, 128 heads": Budget(_latents(128), 585, 40, 32, 168),
-    "latents, 16 heads": Budget(_latents(16), 555, 40, 32, 168),
+    "latents, 16 heads": Budget(_latents(16), 590, 40, 32, 168),
     "states of Mamba-2": Budget(_states("mamba2-2.7b"), 890, 0, 32, 160),
     "states of the delta rule": Budget(_states("qwen3-next"), 1200, 0, 32, 168),
 }
