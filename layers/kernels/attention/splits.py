@@ -31,6 +31,7 @@ from layers.kernels.attention import hopper
 from layers.kernels.attention.hopper import ROWS, Tokens
 from layers.kernels.attention.tiles import Tiling
 from layers.kernels.device import Device
+from layers.kernels.registers import load
 
 _MIN_COLUMNS = 16  # that a block combines: a sector of device memory of the result
 _AHEAD = 8  # parts of which a block asks for at once
@@ -156,16 +157,15 @@ def combined(
     (first, width), num_splits = columns, parts.stats.shape[1]
     ahead = -(-num_splits // -(-num_splits // _AHEAD))
 
-    def load(ref, index, layout):
-        return ref[index] if interpret else plgpu.load(ref, index, layout=layout, optimized=False)
-
     def read(split):
         row = (pair * num_splits + split) * rows
         maximum_U, mass_U = (
-            load(parts.stats, (pair, split, i), plgpu.Layout.WGMMA.reduce(1)) for i in range(2)
+            load(parts.stats.at[pair, split, i], plgpu.Layout.WGMMA.reduce(1), interpret)
+            for i in range(2)
         )
-        columns = pl.ds(row, ROWS), pl.ds(first, width)
-        return hopper.Sums(maximum_U, mass_U, load(parts.values, columns, plgpu.Layout.WGMMA))
+        values = parts.values.at[pl.ds(row, ROWS), pl.ds(first, width)]
+        values_UH = load(values, plgpu.Layout.WGMMA, interpret)
+        return hopper.Sums(maximum_U, mass_U, values_UH)
 
     def fold(i, sums):
         splits = [i * ahead + n for n in range(ahead)]

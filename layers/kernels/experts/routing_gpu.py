@@ -6,7 +6,7 @@ One warpgroup has experts as rows and tokens as columns of its registers, so a m
 is one reduction. Tokens go through in blocks where registers are short.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from configs.kinds.experts import Router
+from layers.kernels.registers import load
 
 _MOST_TOKENS, _MOST_EXPERTS = 64, 512
 _ROWS, _COLUMNS = 64, 8  # of a tile of registers
@@ -109,14 +110,14 @@ def route(
             tokens = pl.ds(n * block, block)
             for part in _boxes(rows):
                 fetch(logits_ref.at[part, tokens], logits_smem.at[part])
-            logits_EW = _load(logits_smem, _TILE, interpret)
-            valid_W = _load(valid_ref.at[tokens], _TILE_COLUMNS, interpret)
+            logits_EW = load(logits_smem, _TILE, interpret)
+            valid_W = load(valid_ref.at[tokens], _TILE_COLUMNS, interpret)
             is_choice_EW = (expert_EW < E) & (of_tokens(valid_W) != 0)
             logits_EW = jnp.where(is_choice_EW, logits_EW, -jnp.inf)
             scores_EW = jnp.where(is_choice_EW, _scores(router.scores, logits_EW), 0)
             choice_EW = scores_EW
             if offsets_E is not None:
-                choice_EW += of_experts(_load(vectors_smem.at[0], _TILE_ROWS, interpret))
+                choice_EW += of_experts(load(vectors_smem.at[0], _TILE_ROWS, interpret))
             choice_EW = jnp.where(is_choice_EW, choice_EW, -jnp.inf)
             if router.top_groups < router.num_groups:
                 choice_EW = _of_best_groups(router, choice_EW, expert_EW, E)
@@ -130,7 +131,7 @@ def route(
             if router.is_normalized:
                 weights_EW /= of_tokens(weights_EW.sum(0) + _LEAST_SUM)
             if factors_E is not None:
-                factor_E = _load(vectors_smem.at[len(vectors) - 1], _TILE_ROWS, interpret)
+                factor_E = load(vectors_smem.at[len(vectors) - 1], _TILE_ROWS, interpret)
                 weights_EW *= of_experts(factor_E)
             weights_smem[...] = weights_EW * router.scale
             sum_W = scores_EW.sum(0)
@@ -190,10 +191,6 @@ def route(
 
 def _boxes(size: int) -> list[pl.Slice]:
     return [pl.Slice(start, min(_BOX, size - start)) for start in range(0, size, _BOX)]
-
-
-def _load(smem, layout: Any, interpret: object) -> jax.Array:
-    return smem[...] if interpret else plgpu.load(smem, (), layout=layout, optimized=False)
 
 
 def _block_tokens(num_tokens: int, num_rows: int) -> int:
@@ -272,7 +269,7 @@ def _list_visited(
         return n * _ROWS + lax.broadcasted_iota(jnp.int32, shape, 0)
 
     def along_rows(smem):
-        return lax.broadcast_in_dim(_load(smem, _TILE_COLUMNS, interpret), shape, (1,))
+        return lax.broadcast_in_dim(load(smem, _TILE_COLUMNS, interpret), shape, (1,))
 
     def count_before(n, _):
         is_visited_RE = (along_rows(count_smem) > 0) & (column_RE <= row(n))

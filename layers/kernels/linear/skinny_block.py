@@ -27,6 +27,7 @@ from jaxlib.mlir.dialects import llvm, memref
 
 from layers.kernels.linear import low_bit
 from layers.kernels.linear.skinny_operands import PART, ROW_BYTES, Operands
+from layers.kernels.registers import load
 
 Gate = Callable[[jax.Array, jax.Array], jax.Array]  # of gates, and what they meet
 Cursor = tuple[jax.Array, jax.Array, jax.Array]  # a tile, a block of rows and a step of both
@@ -260,13 +261,16 @@ class Block:
         def of_features(name: str) -> _Sums | None:
             if name not in refs:
                 return None
-            vectors = (self._load(refs[name], (e, pl.ds(first, PART))) for first in firsts)
+            vectors = (
+                load(refs[name].at[e, pl.ds(first, PART)], None, self.interpret) for first in firsts
+            )
             return tuple(vector_F.astype(jnp.float32) for vector_F in vectors)
 
         factor_W = None
         if "factors" in refs:
             columns = plgpu.Layout.WGMMA.reduce(0)
-            factor_W = self._load(refs["factors"], (e, pl.ds(0, self.plan.columns)), columns)
+            factors = refs["factors"].at[e, pl.ds(0, self.plan.columns)]
+            factor_W = load(factors, columns, self.interpret)
         return _LastOperands(of_features("row"), of_features("bias"), factor_W)
 
     # --- products ---------------------------------------------------------------------------------
@@ -399,7 +403,7 @@ class Block:
             whole = sums
             for n in range(plan.shares - 1):
                 whole = tuple(
-                    sum_FW + self._load(refs["parts"], (place, n, half))
+                    sum_FW + load(refs["parts"].at[place, n, half], None, self.interpret)
                     for half, sum_FW in enumerate(whole)
                 )
             whole = self._of_whole(whole, operands)
@@ -458,12 +462,6 @@ class Block:
             llvm.inline_asm(None, [], lines, "~{memory}", has_side_effects=True)
 
         meet()
-
-    def _load(self, ref: Any, index: tuple[Any, ...], layout: Any = None) -> jax.Array:
-        """Of global memory, by the threads that use it."""
-        if self.interpret:
-            return ref[index]
-        return plgpu.load(ref, index, layout=layout, optimized=False)
 
     def _store_transposed(self, smem: Any, sum_FW: jax.Array) -> None:
         """Writes [64, W] as [W, 64]."""
