@@ -99,6 +99,16 @@ class Plan(NamedTuple):
     is_gated: bool
     sums_blocks: bool = False
 
+    @property
+    def num_results(self) -> int:
+        """Blocks of rows of the result."""
+        return 1 if self.sums_blocks else self.num_blocks
+
+    @property
+    def places(self) -> int:
+        """Of a cluster's parts. Its last block reads a tile's while others write the next one's."""
+        return 2 if self.num_results * self.num_tiles > self.clusters else 1
+
     def first_feature(self, tile: jax.Array, half: int) -> jax.Array:
         """Of one of a tile's 64 features."""
         if self.is_gated:
@@ -107,7 +117,7 @@ class Plan(NamedTuple):
 
     def place(self, tile: jax.Array) -> tuple[jax.Array | int, jax.Array]:
         """The block of rows of a tile's result, and which of its matrix's it is."""
-        if self.num_blocks == 1 or self.sums_blocks:
+        if self.num_results == 1:
             return 0, tile
         num_tiles = jnp.int32(self.num_tiles)
         return lax.div(tile, num_tiles), lax.rem(tile, num_tiles)
@@ -386,9 +396,10 @@ class Block:
     ) -> None:  # fmt: skip
         """Writes what the cluster has of a tile, by its last block."""
         # Before a cluster's next tile but one its last block has read the parts of this one.
-        plan, place = self.plan, 2 * lax.axis_index("cluster") + lax.rem(tile, jnp.int32(2))
-        if self.interpret:
-            place = tile
+        plan, place = self.plan, tile
+        if not self.interpret:
+            places = jnp.int32(plan.places)
+            place = lax.axis_index("cluster") * places + lax.rem(tile, places)
         if plan.shares > 1:
 
             @pl.when(share < plan.shares - 1)

@@ -208,12 +208,12 @@ def _launch(
     inputs |= extras
     if matrices is not None:
         inputs["matrices"] = matrices
-    num_results = 1 if plan.sums_blocks else plan.num_blocks
     features = plan.features if gate is None else plan.features // 2
-    out = num_results, plan.columns if interpret else num_rows, features
+    out = plan.num_results, plan.columns if interpret else num_rows, features
     outs = {"out": jax.ShapeDtypeStruct(out, dtype)}
     if plan.shares > 1:
-        places = num_results * plan.num_tiles if interpret else 2 * plan.clusters
+        num_places = plan.clusters * plan.places
+        places = plan.num_results * plan.num_tiles if interpret else num_places
         parts = places, plan.shares - 1, plan.tiles, PART, plan.columns
         outs["parts"] = jax.ShapeDtypeStruct(parts, jnp.float32)
     names = [*inputs, *outs]
