@@ -18,7 +18,7 @@ from layers.kernels.attention.mask import MaskBounds
 from layers.ragged import Rectangle
 from layers.sparse import chosen
 from tests import compiling
-from tests.interpreted import threads_are_compiled_once  # noqa: F401
+from tests.interpreted import blocks_in_order, threads_are_compiled_once  # noqa: F401
 
 pytestmark = pytest.mark.quick_code
 
@@ -249,7 +249,8 @@ def _check_chosen(case, lengths, seed):
             expected[y, w, group] = weights @ row_SX[:, start : start + V]
     rectangle = Rectangle(np.arange(Y), position_YW, valid_YW, (table_YP,))
 
-    out_YWNV = _interpreted(_attend, case, q_YWNH, pages, rectangle, index_YWKJ, count_YW)
+    with blocks_in_order():  # of splits
+        out_YWNV = _interpreted(_attend, case, q_YWNH, pages, rectangle, index_YWKJ, count_YW)
     bound = 2.0 ** -(7 if case.dtype == "bfloat16" else 10)
     np.testing.assert_allclose(out_YWNV[valid_YW], expected[valid_YW], rtol=0, atol=bound)
 
@@ -316,7 +317,8 @@ def _check_stretches(case, lengths, seed):
         stretches.append(Stretch(pages, table_YP, MaskBounds(last, first)))
         rows.append(row_YSC)
     arguments = q_YWNC, tuple(stretches), valid_YW, sinks_N
-    out_YWNC = _interpreted(_attend_stretches, case, *arguments)
+    with blocks_in_order():  # of splits
+        out_YWNC = _interpreted(_attend_stretches, case, *arguments)
     expected = np.zeros((Y, W, N, C))
     for y, w in zip(*np.nonzero(valid_YW), strict=True):
         near = rows[0][y, first_YW[y, w] : last_YW[y, w] + 1]
