@@ -5,8 +5,8 @@ A block writes its part to device memory, counts itself and waits for the other 
 combines some columns of all parts, always in the order of the pages: a result's bits depend neither
 on which block is the last nor on its columns. So
 
-* the parts are read by as many multiprocessors as wrote them. The last block alone would read them
-  all: 66 parts of a row of DeepSeek's latents are 8 MiB;
+* the parts are read by several multiprocessors, one for 16 columns at least. The last block alone
+  would read them all: 66 parts of a row of DeepSeek's latents are 8 MiB;
 * blocks wait for neighbors in the grid only, which run or have run by then: a device begins blocks
   in order, and `most_splits` fit it at once. A cluster would promise that, but has 8 blocks at most
   (16 where it is allowed), and its multiprocessors share one GPC;
