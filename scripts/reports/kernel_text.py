@@ -76,12 +76,19 @@ def shuffled_over_in_order(rows: Sequence[Mapping[str, Any]]) -> dict[str, float
     return ratios
 
 
-def _line(result: Mapping[str, Any], fastest_s: float) -> str:
+def why_untimed(result: Mapping[str, Any]) -> str | None:
+    """Why a kernel has no time: it did not run, or was wrong; None if it has one."""
     if "reason" in result:
         return f"{result['status']}: {result['reason']}"
     if "seconds" not in result:
         off = "not finite" if result["error"] is None else f"error {result['error']:.1e}"
         return f"{result['status'].upper()}: {off}"
+    return None
+
+
+def _line(result: Mapping[str, Any], fastest_s: float) -> str:
+    if (reason := why_untimed(result)) is not None:
+        return reason
     sizes = ", ".join(f"{name} {value}" for name, value in result["sizes"].items())
     bits = "" if result["is_repeatable"] else "bits vary"
     notes = ", ".join(filter(None, (sizes, bits)))

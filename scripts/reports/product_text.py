@@ -30,11 +30,8 @@ def table(results: Mapping[str, Any]) -> list[str]:
 
 
 def _line(result: Mapping[str, Any], num_bytes: float) -> str:
-    if "reason" in result:
-        return f"{result['status']}: {result['reason']}"
-    if "seconds" not in result:
-        off = "not finite" if result["error"] is None else f"error {result['error']:.1e}"
-        return f"{result['status'].upper()}: {off}"
+    if (reason := kernel_text.why_untimed(result)) is not None:
+        return reason
     seconds = result["seconds"]
     return (
         f"{1e6 * seconds:10.1f}{num_bytes / seconds / 1e9:8.0f}{result['share']:12.0%}"

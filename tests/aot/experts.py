@@ -17,13 +17,15 @@ from tests.aot.programs import MEGABYTE
 
 def check_mixture(target_name: str, name: str, rows: int, most_launches: int) -> None:
     """A decode step of a preset's mixtures, with so many launches a layer in the feed-forward."""
-    one, two = (_text(target_name, name, rows, layers) for layers in (1, 2))
-    added = programs.launches_a_layer(program.read(one), program.read(two))
+    one_layer, two_layers = (_text(target_name, name, rows, layers) for layers in (1, 2))
+    added = programs.launches_a_layer(program.read(one_layer), program.read(two_layers))
     print(f"{name}, {rows} rows: {added}")
     assert added["ffn"] <= most_launches
-    instructions = list(program.instructions(one))
+    instructions = list(program.instructions(one_layer))
     for stack in ("gate_up", "down"):
-        (matrices,) = (each.name for each in instructions if _is_stack(each, stack))
+        (matrices,) = (
+            instruction.name for instruction in instructions if _is_stack(instruction, stack)
+        )
         (reader,) = _readers(instructions, matrices)
         assert reader.opcode == "custom-call" and "skinny_product" in reader.op_name
 
@@ -38,19 +40,19 @@ def _text(target_name: str, name: str, rows: int, num_layers: int) -> str:
     return absent.compiled(StepShape((rows, 1), (0, 64), greedy=True)).as_text()
 
 
-def _is_stack(each: program.Instruction, name: str) -> bool:
-    path = re.sub(r"[^\w.]+", "/", each.op_name)
-    return each.opcode == "parameter" and path.endswith(f"/experts/{name}/")
+def _is_stack(instruction: program.Instruction, name: str) -> bool:
+    path = re.sub(r"[^\w.]+", "/", instruction.op_name)
+    return instruction.opcode == "parameter" and path.endswith(f"/experts/{name}/")
 
 
 def _readers(instructions: list[program.Instruction], name: str) -> list[program.Instruction]:
     """What reads an array, itself or seen otherwise."""
     names, readers = {name}, []
-    for each in instructions:
-        operands = re.findall(r"%([\w.-]+)", each.text.partition(" = ")[2])
+    for instruction in instructions:
+        operands = re.findall(r"%([\w.-]+)", instruction.text.partition(" = ")[2])
         if names.intersection(operands):
-            if each.opcode == "bitcast":
-                names.add(each.name)
+            if instruction.opcode == "bitcast":
+                names.add(instruction.name)
             else:
-                readers.append(each)
+                readers.append(instruction)
     return readers

@@ -40,13 +40,15 @@ def check_product(device: Any, format: str, rows: int, shape: tuple[int, int]) -
     w = _abstract(device, shape, format)
     x_TD = jax.ShapeDtypeStruct((rows, shape[1]), jnp.bfloat16)
     executable = compiled(linear, device, (x_TD, w), ())
-    found = list(program.instructions(executable.as_text()))
+    instructions = list(program.instructions(executable.as_text()))
     name = "w_FD" if format == "bfloat16" else "w_FD.data"
-    (data,) = (each.name for each in found if _is_argument(each, name))
+    (data,) = (instruction.name for instruction in instructions if _is_argument(instruction, name))
     planes = low_bit.planes(format) if device.platform == "tpu" else (None,)
-    readers = _check_read_once(found, data, format, math.prod(shape), len(planes))
+    readers = _check_read_once(instructions, data, format, math.prod(shape), len(planes))
     if device.platform == "gpu" and FORMATS[format].activations is None:
-        assert sum(each.is_launch for each in found) == 1  # no pad, no sum of parts, no transpose
+        assert (
+            sum(instruction.is_launch for instruction in instructions) == 1
+        )  # no pad, no sum of parts, no transpose
     memory, num_bytes = executable.memory_analysis(), FORMATS[format].bytes_for(*_row(shape))
     arguments = num_bytes + rows * shape[1] * 2
     print(f"{format} {shape}: {readers}, {memory.temp_size_in_bytes} bytes of temporaries")
@@ -59,19 +61,21 @@ def check_weights_are_arguments(step: Any) -> int:
     """Products on Hopper read weights while the launches before them run, so each reads what the
     step is given and no launch of it writes; how many products there are.
     """
-    found = {each.name: each for each in program.instructions(step.as_text())}
+    instructions = {
+        instruction.name: instruction for instruction in program.instructions(step.as_text())
+    }
     count = 0
-    for each in found.values():
-        if "skinny_product" not in each.op_name or each.opcode != "custom-call":
+    for instruction in instructions.values():
+        if "skinny_product" not in instruction.op_name or instruction.opcode != "custom-call":
             continue
         count += 1
-        operands = each.text.partition("custom-call(")[2].partition(")")[0]
+        operands = instruction.text.partition("custom-call(")[2].partition(")")[0]
         _, *weights = re.findall(r"%([\w.-]+)", operands)
         for name in weights:
-            while found[name].opcode in _SAME:
-                (name,) = re.findall(r"%([\w.-]+)", found[name].text.partition(" = ")[2])
-            assert found[name].opcode == "parameter", (
-                f"{each.op_name} reads {found[name].text[:200]}"
+            while instructions[name].opcode in _SAME:
+                (name,) = re.findall(r"%([\w.-]+)", instructions[name].text.partition(" = ")[2])
+            assert instructions[name].opcode == "parameter", (
+                f"{instruction.op_name} reads {instructions[name].text[:200]}"
             )
     return count
 
@@ -104,9 +108,11 @@ def check_experts(device: Any, format: str, rows: int) -> None:
     )
     multiply = functools.partial(grouped_linear, deterministic=False)
     executable = compiled(multiply, device, arguments, ())
-    found = list(program.instructions(executable.as_text()))
-    (data,) = (each.name for each in found if _is_argument(each, "w_EFD.data"))
-    _check_read_once(found, data, format, math.prod(stack[1:]))
+    instructions = list(program.instructions(executable.as_text()))
+    (data,) = (
+        instruction.name for instruction in instructions if _is_argument(instruction, "w_EFD.data")
+    )
+    _check_read_once(instructions, data, format, math.prod(stack[1:]))
     assert executable.memory_analysis().temp_size_in_bytes < 56 * MEGABYTE
 
 
@@ -133,12 +139,14 @@ def check_step(target_name: str) -> None:
     executable = absent.compiled(shape)
     if target.platform == "gpu":
         assert check_weights_are_arguments(executable) == 5  # a layer's and the head's
-    found = list(program.instructions(executable.as_text()))
+    instructions = list(program.instructions(executable.as_text()))
     for path in formats:
         if path == "embed/table":  # some rows
             continue
-        (data,) = (each.name for each in found if _is_parameter(each, path))
-        _check_read_once(found, data, formats[path][0], infos[path].elements)
+        (data,) = (
+            instruction.name for instruction in instructions if _is_parameter(instruction, path)
+        )
+        _check_read_once(instructions, data, formats[path][0], infos[path].elements)
     print(f"{target_name}: {step.program.launches}, {step.temporary_bytes} bytes of temporaries")
     assert step.temporary_bytes < 32 * MEGABYTE
     assert (step.program.num_conditionals, step.program.num_loops) == (0, 0)
@@ -153,13 +161,13 @@ def _abstract(device: Any, shape: tuple[int, ...], format: str) -> Any:
     return low_bit.abstract(shape, format, "bfloat16", word)
 
 
-def _is_argument(each: program.Instruction, name: str) -> bool:
-    return each.opcode == "parameter" and each.op_name == name
+def _is_argument(instruction: program.Instruction, name: str) -> bool:
+    return instruction.opcode == "parameter" and instruction.op_name == name
 
 
-def _is_parameter(each: program.Instruction, path: str) -> bool:
-    own = re.sub(r"[^\w.]+", "/", each.op_name)
-    return each.opcode == "parameter" and own == f"params/{path}/.data"
+def _is_parameter(instruction: program.Instruction, path: str) -> bool:
+    own = re.sub(r"[^\w.]+", "/", instruction.op_name)
+    return instruction.opcode == "parameter" and own == f"params/{path}/.data"
 
 
 def _row(shape: tuple[int, int]) -> tuple[int, int]:
@@ -167,23 +175,29 @@ def _row(shape: tuple[int, int]) -> tuple[int, int]:
 
 
 def _check_read_once(
-    found: list[program.Instruction], data: str, format: str, elements: int, num_readers: int = 1
+    instructions: list[program.Instruction],
+    data: str,
+    format: str,
+    elements: int,
+    num_readers: int = 1,
 ) -> list[str]:
     """Who reads a matrix's bytes. Nothing else has as many elements as a quarter of it."""
     held, readers = {data}, []
-    for each in found:
-        operands = re.findall(r"%([\w.-]+)", each.text.partition(" = ")[2])
+    for instruction in instructions:
+        operands = re.findall(r"%([\w.-]+)", instruction.text.partition(" = ")[2])
         if not held.intersection(operands):
             continue
-        if each.opcode in _SAME or "ConcatBitcast" in each.text:
-            held.add(each.name)
-        elif each.is_launch:
-            readers.append(each)
+        if instruction.opcode in _SAME or "ConcatBitcast" in instruction.text:
+            held.add(instruction.name)
+        elif instruction.is_launch:
+            readers.append(instruction)
             assert sum(name in held for name in operands) == 1
-            sizes = [_elements(array) for array in re.findall(r"\w+\[([\d,]+)\]", each.shape)]
-            assert max(sizes) < elements / 4, f"{format} is expanded: {each.text[:200]}"
-    assert len(readers) == num_readers, [each.name for each in readers]
-    return [each.name for each in readers]
+            sizes = [
+                _elements(array) for array in re.findall(r"\w+\[([\d,]+)\]", instruction.shape)
+            ]
+            assert max(sizes) < elements / 4, f"{format} is expanded: {instruction.text[:200]}"
+    assert len(readers) == num_readers, [instruction.name for instruction in readers]
+    return [instruction.name for instruction in readers]
 
 
 def _elements(sizes: str) -> int:

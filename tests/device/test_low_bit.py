@@ -31,16 +31,16 @@ def test_products_are_exact_up_to_their_sums(format, num_rows):
     w, numbers = drawn(format, 2, 1024, 4096, dtype="bfloat16", word=word)
     x_BTD, matrix_B = tokens(3, num_rows, 4096), jnp.array([1, 0, 2], jnp.int32)
     multiply = jax.jit(low_bit_product.products)
-    found = np.asarray(multiply(x_BTD, w, matrix_B))
+    result = np.asarray(multiply(x_BTD, w, matrix_B))
     x_BTD = np.asarray(jnp.asarray(x_BTD, jnp.bfloat16), np.float64)
     kernel = backends.current().skinny_product(num_rows, w)
     is_exact = FORMATS[format].bits == 8 or kernel is not None
     for b, e in ((0, 1), (1, 0)):
         size = np.abs(x_BTD[b]) @ np.abs(numbers[e]).T
-        error = np.abs(found[b] - x_BTD[b] @ numbers[e].T) / size
+        error = np.abs(result[b] - x_BTD[b] @ numbers[e].T) / size
         assert error.max() < (2e-6 if is_exact else 2**-9), error.max()
     again = np.asarray(multiply(x_BTD, w, matrix_B))
-    np.testing.assert_array_equal(again[:2], found[:2])
+    np.testing.assert_array_equal(again[:2], result[:2])
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 16, 18, 64])
@@ -49,12 +49,12 @@ def test_products_of_arrays_are_exact_up_to_their_sums(num_rows):
     w_FD = jnp.asarray(tokens(6144, 4096, seed=0), jnp.bfloat16)
     x_TD = jnp.asarray(tokens(num_rows, 4096), jnp.bfloat16)
     multiply = jax.jit(linear)
-    found = np.asarray(multiply(x_TD, w_FD))
+    result = np.asarray(multiply(x_TD, w_FD))
     x_TD64, w_FD64 = np.asarray(x_TD, np.float64), np.asarray(w_FD, np.float64)
     size = np.abs(x_TD64) @ np.abs(w_FD64).T
-    assert (np.abs(found - x_TD64 @ w_FD64.T) < 2e-6 * size).all()
+    assert (np.abs(result - x_TD64 @ w_FD64.T) < 2e-6 * size).all()
     for _ in range(3):
-        np.testing.assert_array_equal(multiply(x_TD, w_FD), found)
+        np.testing.assert_array_equal(multiply(x_TD, w_FD), result)
 
 
 @pytest.mark.parametrize("num_rows", [1, 16])
@@ -66,9 +66,9 @@ def test_a_gate_of_a_product_is_that_of_its_sums(format, num_rows):
     def multiply(x_TD, w):
         return backends.current().gated_product(x_TD, w, "silu", "float32")
 
-    found = jax.jit(multiply)(x_TD, w)
-    if found is None:
+    result = jax.jit(multiply)(x_TD, w)
+    if result is None:
         pytest.skip("the device's back end has no such product")
     gate_TF, up_TF = np.split(np.asarray(x_TD, np.float64) @ numbers.T, 2, axis=1)
     expected = gate_TF / (1 + np.exp(-gate_TF)) * up_TF
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)

@@ -11,7 +11,7 @@ of one warpgroup hold. So
   the softmax of one runs beside the products of the other;
 * a third fetches, as soon as both are done with an earlier page.
 
-More than 64 query heads are several tiles, neighbours in the grid: they read the same pages at the
+More than 64 query heads are several tiles, neighbors in the grid: they read the same pages at the
 same time, so that all but the first find them in the device's own cache.
 
 Z counts rows of the kernel's grid, K tiles of heads, U the query rows of a tile, X splits, H the

@@ -71,9 +71,7 @@ def launch(
     body: Callable[..., None], out_types: object, mesh: plgpu.Mesh,
     scratch: dict[str, pl.MemoryRef | plgpu.Barrier], score_cap: float | None, interpret: object,
 ) -> Callable[..., Any]:  # fmt: skip
-    """The kernel of a body, which a reference among its operands is written in place by, as
-    `plgpu.kernel` allows none.
-    """
+    """The kernel of a body. Unlike `plgpu.kernel` it takes a `jax.Ref`, and writes it in place."""
     scoped = pl.with_scoped(collective_axes=mesh.thread_name or (), **scratch)(body)
     return pl.kernel(
         scoped, out_types, mesh=mesh, compiler_params=compiler_params(score_cap),
@@ -115,18 +113,22 @@ def weigh(
 def joined(sums: Sums, others: Sums) -> Sums:
     """The softmax over the keys of both."""
     maximum_U = jnp.maximum(sums.maximum_U, others.maximum_U)
-    decay_U, decays_U = (jnp.exp2(each.maximum_U - maximum_U) for each in (sums, others))
+    decay_U = jnp.exp2(sums.maximum_U - maximum_U)
+    other_decay_U = jnp.exp2(others.maximum_U - maximum_U)
     shape = sums.values_UH.shape
     values_UH = sums.values_UH * lax.broadcast_in_dim(decay_U, shape, (0,))
-    values_UH += others.values_UH * lax.broadcast_in_dim(decays_U, shape, (0,))
-    return Sums(maximum_U, sums.mass_U * decay_U + others.mass_U * decays_U, values_UH)
+    values_UH += others.values_UH * lax.broadcast_in_dim(other_decay_U, shape, (0,))
+    return Sums(maximum_U, sums.mass_U * decay_U + others.mass_U * other_decay_U, values_UH)
 
 
 def with_sinks(
     sums: Sums, sinks_ref: jax.Ref, first_head: jax.Array, group: int, head_U: jax.Array
 ) -> Sums:
-    """The sums with the mass of sinks, f32[N] in device memory: of the heads from the first on,
-    those of which rows belong to.
+    """Adds the mass of each row's sink, one of f32[N] in device memory.
+
+    Args:
+        first_head, group: the heads of the tile: its first, and how many.
+        head_U: i32[U], which of them a row belongs to.
     """
     sinks_U = jnp.full((ROWS,), MASKED, jnp.float32)
     for g in range(group):

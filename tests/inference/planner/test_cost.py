@@ -283,8 +283,8 @@ def test_operations_hide_nothing_of_each_other():
     needed, chip = operations(config, 256, [(1, 1024)] * 256, 256), machine(4e12, 7e14)
     time = roofline.step_time(needed, chip, Precision.of(config))
     alone = [roofline.step_time((o,), chip, Precision.of(config)) for o in needed]
-    assert {one.bound for one in alone} == {"memory", "compute"}
-    assert time.total_s == pytest.approx(sum(one.total_s for one in alone))
+    assert {operation.bound for operation in alone} == {"memory", "compute"}
+    assert time.total_s == pytest.approx(sum(operation.total_s for operation in alone))
     assert time.total_s > 1.04 * max(time.memory_s, time.compute_s)
 
 
