@@ -218,7 +218,11 @@ class AppendAndAttend(Protocol):
 
 
 class Implementation(NamedTuple):
-    """Attention over pages on some devices."""
+    """Attention over pages on some devices.
+
+    Attributes:
+        pads_bytes: its layout pads quantized rows to multiples of `LANES` bytes.
+    """
 
     limit: Limit
     layout: Layout
@@ -228,3 +232,4 @@ class Implementation(NamedTuple):
     page_bounds: PageBounds | None = None  # None: XLA's products (`layers/sparse/quest.py`)
     index_scores: IndexScores | None = None  # None: XLA's products (`layers/mixers/indexer.py`)
     attend_stretches: AttendStretches | None = None  # None: the reference's
+    pads_bytes: bool = False

@@ -419,6 +419,23 @@ def test_a_start_names_its_implementations(monkeypatch, caplog, device, level, l
     assert record.levelname == level and record.getMessage().startswith(line)
 
 
+@pytest.mark.parametrize(("device", "dtype"), [
+    (_H200, "bfloat16"), (_H200, "float32"), (Device("gpu", "NVIDIA A100", 108), "bfloat16"),
+])  # fmt: skip
+def test_bytes_of_quantized_pages_are_those_of_the_chosen_layout(monkeypatch, device, dtype):
+    """The kernel pads rows; the reference, which other GPUs and float32 get, does not."""
+    for module in (api, linear, model_runner):
+        monkeypatch.setattr(module, "target_device", lambda: device)
+    model = fakes.llama(dtype, num_heads=4, num_kv_heads=2, head_width=64, cache_format="int8")
+    config, name = model_runner.for_this_device(
+        Config(model, EngineConfig.of(attention=None)).for_platform("gpu")
+    )
+    assert (name == "pallas_gpu") == (device == _H200 and dtype == "bfloat16")
+    pages = api.implementation(name).layout(1, 64, model.cache_specs[0].page_format("int8"))
+    num_bytes = pages.size * pages.dtype.itemsize * model.num_layers
+    assert [num_bytes] == model.page_bytes(64, config.engine.cache.latent_lanes)
+
+
 def test_a_cpu_gets_the_native_library_where_it_is_there(monkeypatch):
     """And the reference for what that cannot read, or without it."""
     native.need()
