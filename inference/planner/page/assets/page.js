@@ -72,7 +72,7 @@ function showFigures(p) {
     `${chips} ${bytes(moved)}: ${parts.join(", ")}. The step <b>waits for ${WAITS[p.bound]}</b>.` +
     mixtureOf(p);
   at("request_note").textContent = newTokens
-    ? `${digits(Math.ceil(p.steps))} steps after the prefill; in each, the longer part hides the shorter`
+    ? `${digits(Math.ceil(p.steps))} steps after the prefill; the longer part of an operation hides its shorter`
     : "the prefill alone";
 }
 

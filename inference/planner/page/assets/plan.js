@@ -265,17 +265,20 @@ function timed(memory_s, compute_s, collective_s, overhead_s, total_s) {
 }
 
 function exactTime(d, work) {
-  let memory = 0,
-    compute = 0;
-  for (const found of stepOperations(d, work)) {
-    const done = asReached(d, found);
-    memory += done.bytes / bandwidthOf(d);
-    compute += done.flops / rateFor(d, found);
-  }
   const { overhead_s: overhead, gamma } = d.hardware,
     exchanged = collectiveSeconds(d, work);
-  const hidden = Math.max(memory, compute) + gamma * Math.min(memory, compute);
-  return timed(memory, compute, exchanged, overhead, overhead + hidden + exchanged);
+  let memory = 0,
+    compute = 0,
+    busy = 0;
+  for (const found of stepOperations(d, work)) {
+    const done = asReached(d, found),
+      moving = done.bytes / bandwidthOf(d),
+      computing = done.flops / rateFor(d, found);
+    memory += moving;
+    compute += computing;
+    busy += Math.max(moving, computing) + gamma * Math.min(moving, computing);
+  }
+  return timed(memory, compute, exchanged, overhead, overhead + busy + exchanged);
 }
 
 function collectiveSeconds({ model, mesh, hardware }, { numTokens, requests, numLogits }) {
