@@ -26,13 +26,19 @@ def path(device: Device) -> Path:
 
 def compiler_options(device: Device) -> dict[str, str | bool]:
     """The option that loads what was measured on this kind of device; {} where nothing was."""
-    if path(device) in _rejected:
+    file = path(device)
+    if file in _rejected:
         return {}
-    if path(device).is_file():
-        return {"xla_gpu_load_autotune_results_from": str(path(device))}
-    for other in sorted(FOLDER.glob(f"{_slug(device)}-jax-*.txt")):
-        _warn_of(other, f"not of jax {jax.__version__}")
-    return {}
+    try:
+        file.open("rb").close()
+    except FileNotFoundError:
+        for other in sorted(FOLDER.glob(f"{_slug(device)}-jax-*.txt")):
+            _warn_of(other, f"not of jax {jax.__version__}")
+        return {}
+    except OSError as error:
+        _warn_of(file, error.strerror)
+        return {}
+    return {"xla_gpu_load_autotune_results_from": str(file)}
 
 
 def reject(device: Device, error: jax.errors.JaxRuntimeError) -> bool:

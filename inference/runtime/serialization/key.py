@@ -35,7 +35,7 @@ _SOURCES = (
     *("configs", "sharding", "layers"),
     *(f"inference/{room}" for room in ("runtime", "sampling", "scheduling", "speculation")),
 )
-_SUFFIXES = (".py", ".json", ".cc", ".h")
+_SUFFIXES = (".py", ".json", ".txt", ".cc", ".h")  # .txt: `layers/kernels/autotune.py`
 
 Key = dict[str, str]  # what is compared -> its value, or a digest of it
 

@@ -190,7 +190,7 @@ def attend_pages(
         ),
         jax.tree.map(lambda x_ZW: tiling.spread(x_ZW, ROWS), bounds), options.sinks_N,
         head_pages=head_pages, tiling=tiling, shape=(Y, W, N, page_format.value_width),
-        num_stages=num_stages or sizes["num_stages"],
+        num_stages=num_stages or min(sizes["num_stages"], max_stages),
         score_cap=options.score_cap, interpret=interpret,
     )  # fmt: skip
     return _as_promised(out_YWNH, options)

@@ -51,8 +51,7 @@ def can_multiply(num_rows: int, w: jax.Array | Quantized) -> bool:
         info = FORMATS[w.format]
         if info.activations is not None or (info.bits < 8 and w.data.dtype != jnp.uint16):
             return False
-    fits = _columns(num_rows) <= _most_rows(w) and _stages(num_rows, _tiles(num_rows, w), w) >= 2
-    return fits and D % skinny_operands.of(w).step == 0
+    return _fits(num_rows, w, False) and D % skinny_operands.of(w).step == 0
 
 
 def can_gate(num_rows: int, w: jax.Array | Quantized) -> bool:
@@ -97,7 +96,9 @@ def gated_products(
 
 def can_sum(num_rows: int, w: jax.Array | Quantized) -> bool:
     """Whether `sum_of_products` takes such rows and w, whose rows have no scales beside groups'."""
-    return can_multiply(num_rows, w) and not (isinstance(w, Quantized) and w.row is not None)
+    if isinstance(w, Quantized) and w.row is not None:
+        return False
+    return can_multiply(num_rows, w) and _fits(num_rows, w, True)
 
 
 def expert_products(
@@ -147,7 +148,7 @@ def sum_of_products(
     the first T rows. `can_sum` allows them and the stack; blocks and `matrices` are those of
     `expert_products`.
     """
-    plan = _plan(1, num_rows, w, False)._replace(num_blocks=len(x_BWD), sums_blocks=True)
+    plan = _plan(1, num_rows, w, False, sums_blocks=True)._replace(num_blocks=len(x_BWD))
     return _launch(x_BWD, num_rows, w, matrices, {}, plan, None, "float32", False, interpret)[0]
 
 
@@ -269,7 +270,7 @@ def _groups(w: jax.Array | Quantized, sums_blocks: bool) -> Groups | None:
 
 def _plan(
     num_blocks: int, num_rows: int, w: jax.Array | Quantized, is_gated: bool,
-    least_blocks: int | None = None,
+    least_blocks: int | None = None, sums_blocks: bool = False,
 ) -> Plan:  # fmt: skip
     """The shares by which blocks have the fewest steps, where there are at least `least_blocks`
     (None: `num_blocks`). They are the matrix's alone, since the order of sums must not depend on
@@ -290,15 +291,22 @@ def _plan(
     tiles = _tiles(num_rows, w)
     num_tiles = F // (PART * tiles)
     clusters = -(-num_blocks * num_tiles // rounds(num_blocks, shares, PART * tiles))
+    stages = _stages(num_rows, tiles, w, is_gated, sums_blocks)
     return Plan(
-        num_blocks, F, num_tiles, steps, _columns(num_rows), tiles, _stages(num_rows, tiles, w),
-        shares, clusters, is_gated,
+        num_blocks, F, num_tiles, steps, _columns(num_rows), tiles, stages, shares, clusters,
+        is_gated, sums_blocks,
     )  # fmt: skip
 
 
-def _most_rows(w: jax.Array | Quantized) -> int:
-    """For which no registers are spilled."""
-    operands, groups = skinny_operands.of(w), _groups(w, False)
+def _fits(num_rows: int, w: jax.Array | Quantized, sums_blocks: bool) -> bool:
+    """Whether registers and shared memory have room for the rows; a gate takes less."""
+    stages = _stages(num_rows, _tiles(num_rows, w), w, False, sums_blocks)
+    return _columns(num_rows) <= _most_rows(w, sums_blocks) and stages >= 2
+
+
+def _most_rows(w: jax.Array | Quantized, sums_blocks: bool) -> int:
+    """The most rows for which the compiler spills no registers."""
+    operands, groups = skinny_operands.of(w), _groups(w, sums_blocks)
     if groups is None:
         return _MOST_ROWS
     if len(operands.planes) > 1:
@@ -311,7 +319,7 @@ def _columns(num_rows: int) -> int:
 
 
 def _tiles(num_rows: int, w: jax.Array | Quantized) -> int:
-    """Of a block: two, but one where registers are too few for two."""
+    """Tiles of a block: two, or one where two take too many registers."""
     operands, groups, columns = skinny_operands.of(w), _groups(w, False), _columns(num_rows)
     if w.shape[-2] // PART % 2 or len(operands.planes) > 1:
         return 1
@@ -320,13 +328,15 @@ def _tiles(num_rows: int, w: jax.Array | Quantized) -> int:
     return 2 if columns <= (32 if groups.size >= PART else 16) else 1
 
 
-def _stages(num_rows: int, tiles: int, w: jax.Array | Quantized) -> int:
+def _stages(
+    num_rows: int, tiles: int, w: jax.Array | Quantized, is_gated: bool, sums_blocks: bool
+) -> int:
     """Steps that fit into a block's shared memory, of half a multiprocessor if two do."""
-    operands, columns, groups = skinny_operands.of(w), _columns(num_rows), _groups(w, False)
+    operands, columns, groups = skinny_operands.of(w), _columns(num_rows), _groups(w, sums_blocks)
     stage_bytes = tiles * PART * operands.row_bytes + columns * operands.step * 2
     if groups is not None:
         stage_bytes += max(ROW_BYTES, tiles * groups.of_step * PART * groups.num_bytes)
-    fixed_bytes = tiles * PART * columns * 4 + (2 << 10)
+    fixed_bytes = (1 if is_gated else tiles) * PART * columns * 4 + (2 << 10)  # of float32
     blocks = _BLOCKS_A_CORE
     if 2 * stage_bytes + fixed_bytes > _SHARED_BYTES // blocks:
         blocks = 1

@@ -1,12 +1,14 @@
 """Who computes attention: by name, by measurement, and what is refused."""
 
 import dataclasses
+import functools
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from configs import presets
-from configs.cache import keys_values
+from configs.cache import keys_values, latent
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from inference.runtime import model_runner
@@ -16,6 +18,7 @@ from layers.kernels.attention.contract import Demand
 from layers.kernels.cpu import library
 from layers.kernels.device import Device, target_device
 from layers.kernels.linear import api as linear
+from layers.ragged import Rectangle
 from tests import fakes
 from tests.layers import native
 
@@ -74,6 +77,32 @@ def test_two_blocks_of_the_hopper_kernel_fit_a_multiprocessor(monkeypatch):
     assert [gpu.most_stages(*each, 2) for each in ((64, 128), (128, 128), (64, 256))] == [5, 2, 2]
     monkeypatch.setattr(gpu, "SHARED_BYTES", 113 << 10)
     assert gpu.most_stages(64, 128, 2) == 2
+
+
+@pytest.mark.parametrize("spec, num_heads, most", [
+    (keys_values(8, 128), 32, 5), (latent(512, 64), 128, 2)
+])  # fmt: skip
+def test_no_more_tuned_stages_than_fit_are_taken(monkeypatch, spec, num_heads, most):
+    """Whatever a tuning file has."""
+    page_format = spec.page_format("bfloat16")
+    monkeypatch.setattr(tuning, "sizes", lambda *names: {"num_stages": 9})
+    monkeypatch.setattr(gpu, "target_device", lambda: _H200)
+    launched = []
+
+    def attend_splits(*args, num_stages, shape, **options):
+        launched.append(num_stages)
+        return jnp.zeros(shape)
+
+    monkeypatch.setattr(gpu, "_attend_splits", attend_splits)
+    monkeypatch.setattr(gpu_latent, "attend_splits", attend_splits)
+    rectangle = Rectangle(
+        jnp.zeros(1, jnp.int32), jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool),
+        (jnp.zeros((1, 64), jnp.int32),),
+    )  # fmt: skip
+    q_YWNH = jnp.zeros((1, 1, num_heads, page_format.key_width), jnp.bfloat16)
+    attend = functools.partial(gpu.attend_pages, group=0, page_format=page_format)
+    jax.eval_shape(attend, q_YWNH, gpu.layout(9, 64, page_format), rectangle)
+    assert launched == [most]
 
 
 def test_the_hopper_kernel_runs_on_hopper():
@@ -403,6 +432,17 @@ def test_choices_of_a_compiler_are_loaded_by_kind_and_version(monkeypatch, tmp_p
     assert autotune.compiler_options(_H200) == {}
     reason = "is not used, the compiler chooses anew: Failed to parse autotune results string."
     assert caplog.messages[1:] == [f"{path} {reason}"]
+
+
+def test_choices_that_cannot_be_read_are_not_loaded(monkeypatch, tmp_path, caplog):
+    """XLA would raise for such a file, here a folder."""
+    monkeypatch.setattr(autotune, "FOLDER", tmp_path)
+    path = tmp_path / f"nvidia-h200-jax-{jax.__version__}.txt"
+    path.mkdir()
+    for _ in range(2):
+        assert autotune.compiler_options(_H200) == {}
+    reason = "is not used, the compiler chooses anew: Is a directory"
+    assert caplog.messages == [f"{path} {reason}"]
 
 
 @pytest.mark.parametrize(("device", "level", "line"), [

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +118,37 @@ def _check(format, num_tokens, counts, sizes, seed, weighs_inputs=False, has_bia
 def test_products_with_experts_equal_float64(format, num_tokens, counts, options):
     """Experts without rows, all rows with one expert, and no rows."""
     _check(format, num_tokens, counts, (256, 256), 0, **options)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("format, num_rows", [("bfloat16", 64), ("int8", 64), ("int4", 32)])
+def test_stages_fill_the_shared_memory_of_a_block(format, num_rows, is_gated, monkeypatch):
+    """Half a multiprocessor's, 2 KiB for barriers aside: one more would not fit."""
+    scratch_of, plans = skinny_gpu._scratch, []
+
+    class PlannedError(Exception):
+        pass
+
+    def stop(block, weights):
+        plans.append((block.plan.stages, scratch_of(block, weights)))
+        raise PlannedError
+
+    def num_bytes(array):
+        return math.prod(array.shape) * array.dtype.itemsize
+
+    monkeypatch.setattr(skinny_gpu, "_scratch", stop)
+    w, _ = _stack(np.random.default_rng(0), (2, 256, 2048), format)
+    x_WD, factors_EW = jnp.zeros((num_rows, 2048), jnp.bfloat16), jnp.zeros((2, num_rows))
+    matrices, gate = jnp.zeros(6, jnp.int32), skinny_gpu.GATES["silu"]
+    with pytest.raises(PlannedError):
+        if is_gated:
+            skinny_gpu.expert_products(x_WD, w, matrices, 2, gate, factors_EW, top_k=1)
+        else:
+            skinny_gpu.sum_of_products(x_WD[None], num_rows, w, matrices)
+    ((stages, scratch),) = plans
+    stage_bytes = sum(map(num_bytes, scratch["buffers"].values())) // stages
+    room = (208 // 2 - 2 << 10) - num_bytes(scratch["out_smem"])
+    assert stages == room // stage_bytes == (3 if format == "bfloat16" and is_gated else 2)
 
 
 @pytest.mark.long
