@@ -398,14 +398,14 @@ class PageGroup:
     layers: tuple[int, ...]
     part: int = 0
 
-    def bytes_per_page(self, dtype: str, page_tokens: int, latent_lanes: int = 1) -> int:
+    def bytes_per_page(self, dtype: str, page_tokens: int, row_multiple: int = 1) -> int:
         """Bytes of one page across the group's layers; the row of a latent that no entry is pooled
         from, or a quantized one, is a multiple of so many elements or bytes.
         """
         entry_bytes = self.spec.bytes_per_entry(dtype)
         row = self.spec.page_format(dtype)
         if (row.values_in_keys or row.is_quantized) and not self.spec.is_pooled:
-            entry_bytes += (row.padded_width(latent_lanes) - row.stored_width) * row.stored_bytes
+            entry_bytes += (row.padded_width(row_multiple) - row.stored_width) * row.stored_bytes
         pages = -(-page_tokens // BLOCK_TOKENS)  # on the device
         page_elements = pages * self.spec.elements_per_page  # never quantized
         page_bytes = page_elements * DTYPE_BYTES[dtype] if page_elements else 0

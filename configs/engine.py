@@ -250,15 +250,15 @@ class Config:
 
     def for_platform(self, platform: str) -> "Config":
         """Returns the same with a platform's defaults of `page_tokens`, `greedy_steps` and
-        `latent_lanes`, where these are None; platforms are named as JAX does.
+        `row_multiple`, where these are None; platforms are named as JAX does.
         """
         greedy, page = self.engine.shapes.greedy_steps, self.engine.cache.page_tokens
         page = page or max(PAGE_TOKENS.get(platform, PAGE_TOKENS["cpu"]), self.cached_model.stride)
         greedy = platform != "cpu" if greedy is None else greedy
         has_bytes = self.model.cache_format in BYTE_CACHES
         is_padded = platform == "tpu" or (platform == "gpu" and has_bytes)
-        lanes = self.engine.cache.latent_lanes or (LANES if is_padded else 1)
-        return self.with_engine(page_tokens=page, greedy_steps=greedy, latent_lanes=lanes)
+        lanes = self.engine.cache.row_multiple or (LANES if is_padded else 1)
+        return self.with_engine(page_tokens=page, greedy_steps=greedy, row_multiple=lanes)
 
     @property
     def page_tokens(self) -> int:
@@ -291,7 +291,7 @@ class Config:
     @property
     def _page_bytes(self) -> list[int]:
         """Bytes of a page of each group on a chip."""
-        return self.cached_model.page_bytes(self.page_tokens, self.engine.cache.latent_lanes or 1)
+        return self.cached_model.page_bytes(self.page_tokens, self.engine.cache.row_multiple or 1)
 
     def full_bytes(self, num_seqs: int) -> int:
         """Bytes of pages and states for so many sequences at their longest, of snapshots, and of

@@ -415,11 +415,11 @@ class ModelConfig:
         """Of the elements in pages."""
         return self.cache_format or self.dtype
 
-    def page_bytes(self, page_tokens: int, latent_lanes: int = 1) -> list[int]:
+    def page_bytes(self, page_tokens: int, row_multiple: int = 1) -> list[int]:
         """Bytes of a page of each group."""
         dtype = self.cache_dtype
         return [
-            group.bytes_per_page(dtype, page_tokens, latent_lanes) for group in self.page_groups
+            group.bytes_per_page(dtype, page_tokens, row_multiple) for group in self.page_groups
         ]
 
     @functools.cached_property

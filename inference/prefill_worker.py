@@ -66,7 +66,7 @@ class PrefillWorker:
         self._overlaps = config.engine.scheduling.overlap
         self._steps = StepsInFlight(self.scheduler, self.model_runner)
         self._led: dict[Sequence, Sequence] = {}  # leader -> the sequence that waits for it
-        lanes = config.engine.cache.latent_lanes or 1
+        lanes = config.engine.cache.row_multiple or 1
         page_bytes = config.cached_model.page_bytes(config.page_tokens, lanes)
         self._page_bytes = [config.mesh.num_chips * size for size in page_bytes]
         self.sent_bytes = 0

@@ -25,7 +25,7 @@ class CacheConfig(Section):
     page_tokens: int | None = setting(
         None, "Tokens of a page; None: the platform's default (`Config.for_platform`).", lower=1
     )
-    latent_lanes: int | None = setting(
+    row_multiple: int | None = setting(
         None,
         "Multiple that the elements of a latent's row in a page, or the bytes of a quantized row, "
         "are padded to; None: the platform's.",

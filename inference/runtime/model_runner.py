@@ -61,7 +61,7 @@ def for_this_device(config: Config) -> tuple[Config, str]:
     attention = api.choose(config)
     # A TPU's memory has whole lanes, whatever lays out the pages.
     if backend.has_free_views and not api.implementation(attention.name).pads_bytes:
-        config = config.with_engine(latent_lanes=1)
+        config = config.with_engine(row_multiple=1)
     if config.engine.shapes.free_padding is None:
         is_native = attention.name == "ffi_cpu" and not config.prefill.chips
         drafting = config.draft or config.model

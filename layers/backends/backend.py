@@ -30,7 +30,7 @@ class RowKernels(Protocol):
     zeros: Kernel
 
 
-class Routed(Protocol):
+class RoutingResult(Protocol):
     """Where tokens go (`kernels/experts/routing_gpu.py`)."""
 
     @property
@@ -53,7 +53,7 @@ class MixtureKernel(Protocol):
         gate: Callable[[jax.Array, jax.Array], jax.Array],
         offsets_E: jax.Array | None,
         factors_E: jax.Array | None,
-    ) -> tuple[Routed, jax.Array]: ...
+    ) -> tuple[RoutingResult, jax.Array]: ...
 
 
 @dataclasses.dataclass(frozen=True)

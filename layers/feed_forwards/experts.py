@@ -22,7 +22,7 @@ from layers.stacks import group_of_rows
 from sharding import collectives
 
 
-class _Routed(NamedTuple):
+class _Tokens(NamedTuple):
     x_TD: jax.Array
     weights_TJ: jax.Array  # float32
     ids_TJ: jax.Array  # i32; the number of experts is nobody
@@ -135,19 +135,19 @@ def _mixture_by_xla(
         return collectives.own_tokens(out_TD), routed
 
 
-def _tokens_of_all(x_TD: jax.Array, weights_TJ: jax.Array, ids_TJ: jax.Array) -> _Routed:
+def _tokens_of_all(x_TD: jax.Array, weights_TJ: jax.Array, ids_TJ: jax.Array) -> _Tokens:
     """The tokens of all chips that divide the experts, in two exchanges."""
     if collectives.num_chips(collectives.EXPERTS) == 1:
-        return _Routed(x_TD, weights_TJ, ids_TJ)
+        return _Tokens(x_TD, weights_TJ, ids_TJ)
     bits_TJ = jax.lax.bitcast_convert_type(weights_TJ, jnp.int32)
     both_TJ = collectives.tokens_of_all(jnp.concatenate([bits_TJ, ids_TJ], axis=1))
     bits_TJ, ids_TJ = jnp.split(both_TJ, 2, axis=1)
     weights_TJ = jax.lax.bitcast_convert_type(bits_TJ, jnp.float32)
-    return _Routed(collectives.tokens_of_all(x_TD), weights_TJ, ids_TJ)
+    return _Tokens(collectives.tokens_of_all(x_TD), weights_TJ, ids_TJ)
 
 
 def _mixed(
-    params: Params, config: ModelConfig, kind: Experts, routed: _Routed, deterministic: bool
+    params: Params, config: ModelConfig, kind: Experts, routed: _Tokens, deterministic: bool
 ) -> jax.Array:
     """Sums the local experts' results of each token, float32 [T, D]; on a mesh a part of it."""
     x_TD, weights_TJ, ids_TJ = routed

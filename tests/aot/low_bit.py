@@ -166,8 +166,8 @@ def _is_argument(instruction: program.Instruction, name: str) -> bool:
 
 
 def _is_parameter(instruction: program.Instruction, path: str) -> bool:
-    own = re.sub(r"[^\w.]+", "/", instruction.op_name)
-    return instruction.opcode == "parameter" and own == f"params/{path}/.data"
+    leaf = re.sub(r"[^\w.]+", "/", instruction.op_name)
+    return instruction.opcode == "parameter" and leaf == f"params/{path}/.data"
 
 
 def _row(shape: tuple[int, int]) -> tuple[int, int]:

@@ -78,8 +78,8 @@ def compiled_step(
     num_layers: int = 1,
     mixer: Mixer | None = None,
 ) -> tuple[Any, Any, Any]:
-    """A layer or more of Llama 3 8B as a step, with another mixer, if it is told: the executable,
-    its cache and its slots.
+    """A layer or more of Llama 3 8B as a step, with its mixer or a given one: the executable, its
+    cache and its slots.
     """
     model = dataclasses.replace(presets.get("llama3-8b").config, num_layers=num_layers)
     if mixer is not None:
@@ -178,15 +178,15 @@ def compiled_latents(device: Any, name: str, case: Latents) -> tuple[Any, Any]:
     row_YWX = tensor(rows, width, C + R, dtype=case.dtype)
 
     def attend(q_YWNH: Any, row_YWX: Any, pages: Any, rectangle: Any) -> Any:
-        told = rectangle, 0, page_format
+        arguments = rectangle, 0, page_format
         if page_format.is_quantized:
             row_TX = page_rows.quantize(row_YWX.reshape(rows * width, C + R), page_format)
             row_YWX = row_TX.reshape(rows, width, -1)
         if chosen.append_and_attend is not None:
-            return chosen.append_and_attend(q_YWNH, row_YWX, pages, *told)
+            return chosen.append_and_attend(q_YWNH, row_YWX, pages, *arguments)
         row_TX = row_YWX.reshape(rows * width, -1)
         pages = chosen.write(pages, row_TX, Ragged((rectangle,)), 0)
-        return chosen.attend_pages(q_YWNH, pages, *told), pages
+        return chosen.attend_pages(q_YWNH, pages, *arguments), pages
 
     return compiled(attend, device, (q_YWNH, row_YWX, pages, rectangle), (2,)), pages
 
@@ -198,8 +198,12 @@ def num_bytes(tree: Any) -> int:
 
 def launches(executable: Any, scope: str) -> list[str]:
     """Names of what the device runs, within a part of its path of scopes."""
-    found = program.instructions(executable.as_text())
-    return [each.name for each in found if each.is_launch and re.search(scope, each.op_name)]
+    instructions = program.instructions(executable.as_text())
+    return [
+        launch.name
+        for launch in instructions
+        if launch.is_launch and re.search(scope, launch.op_name)
+    ]
 
 
 def counted(
@@ -262,10 +266,10 @@ def check_no_context_is_gathered(
 
 def copies(executable: Any, leaf: Any) -> list[str]:
     """Instructions that write a leaf's elements anew, under whatever shape."""
-    found = re.finditer(
+    matches = re.finditer(
         r"= \w+\[([\d,]+)\]\S* (?:copy|copy-start|transpose)\(", executable.as_text()
     )
-    return [m[0] for m in found if math.prod(map(int, m[1].split(","))) == math.prod(leaf.shape)]
+    return [m[0] for m in matches if math.prod(map(int, m[1].split(","))) == math.prod(leaf.shape)]
 
 
 def check_report(
@@ -289,28 +293,29 @@ def check_report(
     shapes = absent.usual_shapes()
     predicted = predict(absent.config, target, shapes)
     padding = MEGABYTE + (_lane_padding(absent.config) if target.platform == "tpu" else 0)
-    for each in absent.steps(shapes):
-        assert isinstance(each, CompiledStep), each
-        held = each.program.argument_bytes
-        assert held["params"] == predicted.weight_bytes
-        assert held["cache"] == predicted.cache_bytes
-        assert sum(held.values()) == held["params"] + held["cache"] + each.input_bytes
-        assert sum(held.values()) <= each.argument_bytes < sum(held.values()) + padding
-        print(f"{each.shape}: {each.temporary_bytes} bytes of temporaries, {each.program}")
-        assert each.total_bytes < predicted.memory_bytes and predicted.fits
-        assert each.temporary_bytes <= 1.25 * predicted.temporary_bytes
-        assert each.program.num_conditionals == 0 and each.program.num_outputs == 1
-        assert len(_readers(absent.compiled(each.shape))) == num_layers
-        found = {
-            kind: (count, each.program.collective_bytes[kind])
-            for kind, count in each.program.collectives.items()
+    for report in absent.steps(shapes):
+        assert isinstance(report, CompiledStep), report
+        argument_bytes = report.program.argument_bytes
+        assert argument_bytes["params"] == predicted.weight_bytes
+        assert argument_bytes["cache"] == predicted.cache_bytes
+        total_bytes = sum(argument_bytes.values())
+        assert total_bytes - report.input_bytes == predicted.weight_bytes + predicted.cache_bytes
+        assert total_bytes <= report.argument_bytes < total_bytes + padding
+        print(f"{report.shape}: {report.temporary_bytes} bytes of temporaries, {report.program}")
+        assert report.total_bytes < predicted.memory_bytes and predicted.fits
+        assert report.temporary_bytes <= 1.25 * predicted.temporary_bytes
+        assert report.program.num_conditionals == 0 and report.program.num_outputs == 1
+        assert len(_readers(absent.compiled(report.shape))) == num_layers
+        exchanges = {
+            kind: (count, report.program.collective_bytes[kind])
+            for kind, count in report.program.collectives.items()
         }
-        planned = exchanged(absent.config, target, each.shape, absent.several_hosts)
-        if target.platform == "tpu" or (each.shape.greedy and mesh.expert == 1):
-            assert found == planned
+        planned = exchanged(absent.config, target, report.shape, absent.several_hosts)
+        if target.platform == "tpu" or (report.shape.greedy and mesh.expert == 1):
+            assert exchanges == planned
         else:  # independent ones travel together
-            assert {kind: own[1] for kind, own in found.items()} == {
-                kind: own[1] for kind, own in planned.items()
+            assert {kind: num_bytes for kind, (_, num_bytes) in exchanges.items()} == {
+                kind: num_bytes for kind, (_, num_bytes) in planned.items()
             }
 
 
@@ -324,16 +329,18 @@ def _readers(executable: Any) -> list[str]:
     """What runs on pages of the cache, of all layers, and is not what writes them: its scopes. No
     page is copied.
     """
-    found = list(program.instructions(executable.as_text()))
+    instructions = list(program.instructions(executable.as_text()))
     pages = [
-        each for each in found if each.opcode == "parameter" and each.op_name.startswith("cache[")
-    ]
-    sizes = {_elements(each.shape) for each in pages}
-    held = {each.name for each in found if _elements(each.shape) in sizes}
-    users = [each for each in found if each.is_launch and held.intersection(_named(each.text))]
-    assert not [each for each in users if each.opcode in ("copy", "transpose")]
+        item for item in instructions
+        if item.opcode == "parameter" and item.op_name.startswith("cache[")
+    ]  # fmt: skip
+    sizes = {_elements(leaf.shape) for leaf in pages}
+    names = {item.name for item in instructions if _elements(item.shape) in sizes}
+    launches = (item for item in instructions if item.is_launch)
+    users = [launch for launch in launches if names.intersection(_named(launch.text))]
+    assert not [user for user in users if user.opcode in ("copy", "transpose")]
     written = r"/scatter$|/append/"
-    return [each.op_name for each in users if not re.search(written, each.op_name)]
+    return [user.op_name for user in users if not re.search(written, user.op_name)]
 
 
 def _named(instruction: str) -> list[str]:
@@ -342,8 +349,8 @@ def _named(instruction: str) -> list[str]:
 
 def _elements(shape: str) -> int:
     """Of one array; 0 of a tuple."""
-    found = re.match(r"\w+\[([\d,]+)\]", shape)
-    return math.prod(map(int, found[1].split(","))) if found else 0
+    match = re.match(r"\w+\[([\d,]+)\]", shape)
+    return math.prod(map(int, match[1].split(","))) if match else 0
 
 
 def _dflash(target: ModelConfig, digest: str, proposed_ids: tuple[int, ...]) -> DFlash:

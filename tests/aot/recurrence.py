@@ -28,9 +28,8 @@ _SAME = "parameter", "bitcast", "get-tuple-element", "tuple"  # compute and move
 
 
 def check_step(target_name: str, num_drafts: int, mixer: Mixer | None = None) -> None:
-    """A decode step of Mamba-2 2.7B with two layers, and another mixer, if it is told: nothing else
-    is as large as the states of its rows, in float32, no loop gathers them, and no GPU copies
-    weights.
+    """A decode step of Mamba-2 2.7B with two layers, and its mixer or a given one: nothing else is
+    as large as the states of its rows, in float32, no loop gathers them, and no GPU copies weights.
     """
     target = targets.parse(target_name)
     model = dataclasses.replace(presets.get("mamba2-2.7b").config, num_layers=2, vocab_size=32_000)
@@ -43,20 +42,20 @@ def check_step(target_name: str, num_drafts: int, mixer: Mixer | None = None) ->
     )  # fmt: skip
     absent = AbsentEngine(Config(model, engine).for_platform(target.platform), target)
     executable = absent.compiled(StepShape((_ROWS, 1 + num_drafts), (0, 64), greedy=True))
-    found = list(program.instructions(executable.as_text()))
+    instructions = list(program.instructions(executable.as_text()))
     of_rows = _ROWS * math.prod(model.layers[0].mixer.cache(model).states[1])
     kernels = set()
     for layer in range(model.num_layers):
-        (states,) = (each for each in found if each.op_name == f"cache[{layer}].states[1]")
-        users = _users(found, states)
+        (states,) = (item for item in instructions if item.op_name == f"cache[{layer}].states[1]")
+        users = _users(instructions, states)
         assert len(users) == 1, f"a layer's states have {len(users)} users: {users}"
         assert "recurrent_update" in users[0].op_name
         kernels.add(users[0].name)
-    moved = [each.text[:200] for each in found if _largest(each.shape) >= of_rows
-             and each.opcode not in _SAME and each.name not in kernels]  # fmt: skip
+    moved = [item.text[:200] for item in instructions if _largest(item.shape) >= of_rows
+             and item.opcode not in _SAME and item.name not in kernels]  # fmt: skip
     assert not moved, moved
-    copied = [each.text[:200] for each in found if each.opcode not in _SAME
-              and _largest(each.shape, "bf16") >= model.width**2]  # fmt: skip
+    copied = [item.text[:200] for item in instructions if item.opcode not in _SAME
+              and _largest(item.shape, "bf16") >= model.width**2]  # fmt: skip
     assert not copied or target.platform == "tpu", copied  # which brings weights into VMEM
     step, memory = program.read(executable.as_text()), executable.memory_analysis()
     print(f"{target_name}: {step.launches}, {memory.temp_size_in_bytes} bytes of temporaries")
@@ -74,24 +73,24 @@ def check_it_is_found_out(target_name: str) -> None:
 
 
 def _users(
-    found: list[program.Instruction], states: program.Instruction
+    instructions: list[program.Instruction], states: program.Instruction
 ) -> list[program.Instruction]:
     """What runs on a layer's states, or on an array as large that it made of them."""
-    held, users = {states.name}, []
-    for each in found:
-        operands = re.findall(r"%([\w.-]+)", each.text.partition(" = ")[2])
-        if held.intersection(operands):
-            if _largest(each.shape) >= _largest(states.shape):
-                held.add(each.name)
-            if each.opcode not in _SAME:
-                users.append(each)
+    arrays, users = {states.name}, []
+    for item in instructions:
+        operands = re.findall(r"%([\w.-]+)", item.text.partition(" = ")[2])
+        if arrays.intersection(operands):
+            if _largest(item.shape) >= _largest(states.shape):
+                arrays.add(item.name)
+            if item.opcode not in _SAME:
+                users.append(item)
     return users
 
 
 def _largest(shape: str, dtype: str = "f32") -> int:
     """Elements of the largest array of a dtype among an instruction's results."""
     sizes = re.findall(rf"\b{dtype}\[([\d,]+)\]", shape)
-    return max((math.prod(map(int, each.split(","))) for each in sizes), default=0)
+    return max((math.prod(map(int, size.split(","))) for size in sizes), default=0)
 
 
 class Case(NamedTuple):

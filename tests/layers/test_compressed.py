@@ -223,7 +223,7 @@ def test_allocated_bytes_are_the_predicted_ones(format):
     assert own.groups_of_layer == {0: (0, 1), 1: (2,), 2: (3, 4)}
     # Where memory has whole lanes, rows of few bits are laid out by an accelerator's kernel alone.
     for page_tokens, lanes in ((8, 1), (512, 128 if format is None else 1)):
-        engine = EngineConfig.of(page_tokens=page_tokens, max_seqs=4, latent_lanes=lanes)
+        engine = EngineConfig.of(page_tokens=page_tokens, max_seqs=4, row_multiple=lanes)
         runner = fakes.engine(own, **values(engine)).model_runner
         leaves = jax.tree.leaves(runner.cache)
         assert runner.config.pool_bytes == sum(leaf.nbytes for leaf in leaves)

@@ -122,7 +122,7 @@ def tokens(seed: int = 1, count: int = T) -> np.ndarray:
 
 
 def applied(own: dict, kind: Experts, x_TD, valid_T=None, dtype="float32", deterministic=False):
-    """A mixture's output, and who visited whom; in one program, whatever it is made of."""
+    """A mixture's output, and the tokens routed to each expert; in one program, whatever it has."""
     valid_T = np.ones(len(x_TD), bool) if valid_T is None else valid_T
 
     def apply(own, x_TD, valid_T):

@@ -106,7 +106,7 @@ def _hopper_sizes(case: Case, device: Device, tunes: bool) -> Sequence[Sizes]:
 
     itemsize = jnp.dtype(case.dtype).itemsize
     max_stages = gpu.most_stages(case.page_tokens, case.head_width, itemsize)
-    default = gpu.own_sizes(case.rows * case.kv_heads, max_stages, device)
+    default = gpu.default_sizes(case.rows * case.kv_heads, max_stages, device)
     full, stages = default["num_splits"], default["num_stages"]
     around = [(n, stages) for n in (1, full // 2, 2 * full, 4 * full)] + [(full, 2), (2 * full, 2)]
     alternatives = [

@@ -47,8 +47,8 @@ class Loop:
     def block(self, page_bytes: int, num_pages: int, num_products: int = 1) -> "Loop":
         """An iteration over a block of pages, as long as they come, with its inner loops inside.
 
-        An inner loop that copies pages runs once for each, one with products as often as told,
-        one with either inside once. Others belong to the block with new tokens alone.
+        An inner loop that copies pages runs once for each, one with products `num_products`
+        times, one with either inside once. Others belong to the block with new tokens alone.
         """
         cycles, slots = self.cycles, Counter(self.slots)
         for loop in self.loops:

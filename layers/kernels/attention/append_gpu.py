@@ -39,7 +39,19 @@ def append(
     bias_X: jax.Array | None = None,
     interpret: object = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """`kernels.cpu.rows.append`, of what `can_append` allows; queries of padding are arbitrary."""
+    """Queries for attention, of `dtype` [T, N, H], and the pages with the keys and values of their
+    tokens, written in place: `kernels.cpu.rows.append` of what `can_append` allows, except that
+    queries of padding are arbitrary.
+
+    Args:
+        qkv_TX: float32 [T, (N + 2 K) H], with a bias [(N + 2 K) H] or none.
+        angles: cos and sin, float32 [T, pairs that rotate].
+        norms: weights of RMSNorm of each query and each key head, [H].
+        place: page and offset of each token, i32[T]; padding has page 0.
+        pages: [pages, page tokens, 2 K H], 16 bits an element.
+        shape: N, K and H.
+        interpret: takes `InterpretGPUParams`.
+    """
     (T, _), (N, K, H), pairs = qkv_TX.shape, shape, angles[0].shape[1]
     G, U = N // K, max(H, _THREADS)
     key_blocks = K * H // U

@@ -103,7 +103,7 @@ def write(pages: jax.Array, row_TX: jax.Array, ragged: Ragged, group: int) -> ja
     return page_rows.write(pages, row_TX, ragged, group)
 
 
-def own_sizes(num_blocks: int, max_stages: int, device: Device) -> dict[str, int]:
+def default_sizes(num_blocks: int, max_stages: int, device: Device) -> dict[str, int]:
     """Sizes for untuned shapes, by the pairs of row and KV head, and the stages that fit."""
     return {"num_splits": max(1, device.num_cores // num_blocks), "num_stages": min(4, max_stages)}
 
@@ -125,7 +125,7 @@ def attend_pages(
     *,
     num_splits: int | None = None,
     num_stages: int | None = None,
-    beside: jax.Array | None = None,
+    entry_pages: jax.Array | None = None,
     interpret: object = None,
 ) -> jax.Array:
     """`contract.AttendPages`; `limit` refuses `options.deterministic`. No pages are read for tokens
@@ -139,7 +139,8 @@ def attend_pages(
             as many as fill the device.
         num_stages: pages that a block is loading or using, at most `most_stages`; None: the tuned
             number, else 4 where they fit. With 2, two blocks may share a multiprocessor.
-        beside: pages of single latents, whose row r a table of single latents names by ~r.
+        entry_pages: pages of entries, one latent each; a table of single latents names row r of
+            them by ~r.
         interpret: `InterpretGPUParams`: interpreted, on any device.
     """
     (Y, W, N, H), is_latent, device = q_YWNH.shape, page_format.values_in_keys, target_device()
@@ -170,7 +171,7 @@ def attend_pages(
         max_stages = gpu_latent.most_stages(H)
     else:
         max_stages = most_stages(page_tokens, H, pages.dtype.itemsize)
-    sizes = own_sizes(Z * K, max_stages, device)
+    sizes = default_sizes(Z * K, max_stages, device)
     sizes |= tuning.sizes("pallas_gpu", device, shape_class)
     neighbors = K if is_latent else 1  # blocks in the grid between those of a tile
     most_pages = max(1, rectangle.tables[group].shape[-1] * pages.shape[1] // page_tokens)
@@ -180,7 +181,8 @@ def attend_pages(
     attend = _attend_splits
     if is_latent:
         attend = functools.partial(
-            gpu_latent.attend_splits, beside=None if beside is None else page_rows.decode(beside)
+            gpu_latent.attend_splits,
+            entry_pages=None if entry_pages is None else page_rows.decode(entry_pages),
         )
     out_YWNH = attend(
         tiling.pack(q_YWNH), page_rows.decode(pages),
@@ -273,7 +275,7 @@ def _attend_splits(
         def fold(j, sums):
             stage = lax.rem(j - start, jnp.int32(num_stages))
             ahead = j + num_stages
-            page = page_of(jnp.minimum(ahead, stop - 1))  # asked for long before it is used
+            page = page_of(jnp.minimum(ahead, stop - 1))  # read long before it is used
             plgpu.barrier_wait(keys_arrived.at[stage])
             scores_US = hopper.scores(q_smem, keys_smem.at[stage], interpret)
             kv_position = column(j) * page_tokens

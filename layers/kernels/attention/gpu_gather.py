@@ -41,8 +41,8 @@ def start(ids_ref: Any, sources: tuple[Any, ...], target: Any, interpret: object
 
 
 def wait(later: int, interpret: object) -> None:
-    """Waits until the rows have arrived, except for those of so many later groups. Then the tensor
-    core may read them, once the other threads know.
+    """Waits until the rows have arrived, except for those of so many later groups. The tensor
+    core may read them after a barrier of all threads that copy.
     """
     if not interpret:
         plgpu.inline_mgpu()(functools.partial(_wait, later))()

@@ -35,7 +35,7 @@ from layers.kernels.attention.tiles import Tiling
 _KEY_PARTS, _VALUE_PARTS, _MOST_VALUES = 64, 128, 512
 _OUT_WIDTH = 16  # columns of the result that leave at once
 _READERS = 2  # warpgroups that share the value columns
-# Registers a thread: 168 each at first, of which who fetches needs few.
+# Registers a thread: 168 at first; the warpgroup that fetches needs few.
 _READER_REGISTERS, _FETCHER_REGISTERS = 232, 40
 
 
@@ -83,7 +83,7 @@ def attend_splits(
     shape: tuple[int, ...],
     num_stages: int,
     score_cap: float | None,
-    beside: jax.Array | None,
+    entry_pages: jax.Array | None,
     interpret: object,
 ) -> jax.Array:
     """Attention of tiles of queries, as `gpu.py`'s: [Y, W, N, C], in the pages' dtype."""
@@ -91,7 +91,7 @@ def attend_splits(
     is_chosen = pages.shape[1] == 1  # the table names single tokens
     page_tiles = pages.shape[1] // ROWS
     tile = (H,) if is_chosen else (ROWS, H)
-    sources = [rows.reshape(-1, *tile) for rows in (pages, beside) if rows is not None]
+    sources = [rows.reshape(-1, *tile) for rows in (pages, entry_pages) if rows is not None]
     dtype, bounds_ZU = pages.dtype, jax.tree.leaves(bounds)
     width = shape[-1] // _READERS
     slice_width = splits.slice_width(width, X, tiling)

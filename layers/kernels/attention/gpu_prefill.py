@@ -38,7 +38,7 @@ _TILE_ROWS = _READERS * ROWS
 _BOX_ROWS = 8  # of a tile in shared memory: what is copied comes in multiples
 _STAGES = 2  # steps that are on their way or in use; a third was slower on an H200
 _MOST_WIDTH = 128  # of heads of which a step takes 128 keys; 64 of wider ones
-# Registers a thread: 168 each at first, of which who fetches needs few.
+# Registers a thread: 168 at first; the warpgroup that fetches needs few.
 _READER_REGISTERS, _FETCHER_REGISTERS = 232, 40
 
 

@@ -97,7 +97,7 @@ def head_tiles(num_heads: int, page_format: PageFormat) -> int:
     return -(-num_heads // most_rows(page_format))
 
 
-def own_sizes(
+def default_sizes(
     num_blocks: int, page_tokens: int, page_format: PageFormat, num_rows: int, device: Device
 ) -> dict[str, int]:
     """Blocks that share a row's pages, for some on each multiprocessor, and pages that a block is
@@ -133,7 +133,7 @@ def attend_pages(
     valid_ZW = tiling.split(rectangle.valid_YW)
     bounds, Z = mask_bounds(rectangle, options.window, options.chunked), len(valid_ZW)
     bounds = jax.tree.map(tiling.split, bounds)
-    sizes = own_sizes(Z * K, page_tokens, page_format, tiling.num_rows, target_device())
+    sizes = default_sizes(Z * K, page_tokens, page_format, tiling.num_rows, target_device())
     num_splits = num_splits or sizes["num_splits"]
     is_whole = num_splits == 1 and options.sinks_N is None
     values_ZKXUC, stats_ZKX2U = _attend_splits(
@@ -252,7 +252,7 @@ def _attend_splits(
         def fold(j, sums):
             stage = lax.rem(j - start, jnp.int32(num_stages))
             ahead = j + num_stages
-            page = table_ref[b, jnp.minimum(ahead, stop - 1)]  # asked for long before it is used
+            page = table_ref[b, jnp.minimum(ahead, stop - 1)]  # read long before it is used
             plgpu.barrier_wait(arrived.at[stage])
             for first in range(0, S, TILE):
                 tokens = pl.ds(first, TILE)

@@ -42,10 +42,10 @@ def attend_stretches(
     rectangle = Rectangle(
         jnp.zeros(Y * W, jnp.int32), count_Q1 - 1, valid_YW.reshape(-1, 1), (table_QJ,)
     )
-    single, beside = (stretch.pages.reshape(-1, 1, H) for stretch in (tokens, entries))
+    single, entry_pages = (stretch.pages.reshape(-1, 1, H) for stretch in (tokens, entries))
     out_Q1NH = gpu.attend_pages(
         q_YWNH.reshape(-1, 1, N, H), single, rectangle, 0, page_format, options,
-        num_splits=num_splits, beside=beside, interpret=interpret,
+        num_splits=num_splits, entry_pages=entry_pages, interpret=interpret,
     )  # fmt: skip
     return out_Q1NH.reshape(Y, W, N, -1)
 

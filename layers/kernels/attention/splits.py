@@ -34,7 +34,7 @@ from layers.kernels.device import Device
 from layers.kernels.registers import load
 
 _MIN_COLUMNS = 16  # that a block combines: a sector of device memory of the result
-_AHEAD = 8  # parts of which a block asks for at once
+_AHEAD = 8  # parts that a block reads at a time
 _COUNTS_WIDTH = 4  # elements of queries: 32 bits of each of at most two warpgroups
 
 

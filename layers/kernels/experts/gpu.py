@@ -15,7 +15,7 @@ import jax
 
 from configs.kinds.experts import Experts
 from layers.kernels.experts import routing_gpu
-from layers.kernels.experts.routing_gpu import Routed
+from layers.kernels.experts.routing_gpu import UsedExperts
 from layers.kernels.linear import skinny_gpu
 from layers.kernels.linear.low_bit import Quantized
 
@@ -40,7 +40,7 @@ def mix(
     offsets_E: jax.Array | None = None,
     factors_E: jax.Array | None = None,
     interpret: object = None,
-) -> tuple[Routed, jax.Array]:
+) -> tuple[UsedExperts, jax.Array]:
     """Routes tokens, and sums their experts' results by weight without the last bias, float32
     [T, D], of what `can_mix` allows.
 
@@ -61,10 +61,10 @@ def mix(
         if kind.has_bias:
             bias_EF = experts["gate_up_bias"].reshape(kind.num_experts, -1)
         hidden_BWF = skinny_gpu.expert_products(
-            x_TD, experts["gate_up"], routed.visited,
+            x_TD, experts["gate_up"], routed.used,
             min(kind.num_experts, len(x_TD) * kind.top_k), gate, routed.weights_EW, bias_EF,
             top_k=kind.top_k, weighs_inputs=kind.weighs_inputs, interpret=interpret,
         )  # fmt: skip
         return routed, skinny_gpu.sum_of_products(
-            hidden_BWF, len(x_TD), experts["down"], routed.visited, interpret=interpret
+            hidden_BWF, len(x_TD), experts["down"], routed.used, interpret=interpret
         )

@@ -26,19 +26,19 @@ _TILE_ROWS, _TILE_COLUMNS = _TILE.reduce(1), _TILE.reduce(0)
 _LEAST_SUM = 1e-20  # of scores that all vanish, as in `feed_forwards/routing.py`
 
 
-class Routed(NamedTuple):
+class UsedExperts(NamedTuple):
     """The experts of T tokens.
 
     Attributes:
         weights_EW: float32, W = T rounded up to a multiple of 8; 0 where a token is not routed to
             an expert.
-        visited: i32[E + 4], the number of experts with tokens, these in ascending order, then E.
+        used: i32[E + 4], the number of experts with tokens, these in ascending order, then E.
         num_tokens_E: i32, the number of tokens of each expert.
         share_E: float32, the mean over valid tokens of their scores, each token's summing to 1.
     """
 
     weights_EW: jax.Array
-    visited: jax.Array
+    used: jax.Array
     num_tokens_E: jax.Array
     share_E: jax.Array
 
@@ -66,7 +66,7 @@ def route(
     offsets_E: jax.Array | None = None,
     factors_E: jax.Array | None = None,
     interpret: object = None,
-) -> Routed:
+) -> UsedExperts:
     """Chooses `top_k` experts for each valid token, as `feed_forwards.routing.route`.
 
     Args:
@@ -88,9 +88,9 @@ def route(
 
     def kernel(
         logits_ref, valid_ref, num_valid_ref, *refs, logits_smem, weights_smem, count_smem,
-        share_smem, before_smem, visited_smem, arrived, vectors_smem=None,
+        share_smem, before_smem, used_smem, arrived, vectors_smem=None,
     ):  # fmt: skip
-        *vector_refs, weights_ref, visited_ref, num_tokens_ref, share_ref = refs
+        *vector_refs, weights_ref, used_ref, num_tokens_ref, share_ref = refs
         if not interpret:
             plgpu.griddepcontrol_wait()
             plgpu.griddepcontrol_launch_dependents()
@@ -122,11 +122,11 @@ def route(
             if router.top_groups < router.num_groups:
                 choice_EW = _of_best_groups(router, choice_EW, expert_EW, E)
 
-            def without_best(_, left_EW):
-                return jnp.where(expert_EW == of_tokens(_best(left_EW)), -jnp.inf, left_EW)
+            def without_best(_, open_EW):
+                return jnp.where(expert_EW == of_tokens(_best(open_EW)), -jnp.inf, open_EW)
 
-            left_EW = lax.fori_loop(0, top_k, without_best, choice_EW)
-            is_routed_EW = (left_EW == -jnp.inf) & (choice_EW != -jnp.inf)
+            open_EW = lax.fori_loop(0, top_k, without_best, choice_EW)
+            is_routed_EW = (open_EW == -jnp.inf) & (choice_EW != -jnp.inf)
             weights_EW = jnp.where(is_routed_EW, scores_EW, 0)
             if router.is_normalized:
                 weights_EW /= of_tokens(weights_EW.sum(0) + _LEAST_SUM)
@@ -149,10 +149,10 @@ def route(
         totals = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.float32)
         count_smem[...], share_E = lax.fori_loop(0, W // block, choose, totals)
         share_smem[...] = share_E / num_valid_ref[0].astype(jnp.float32)
-        _list_visited(count_smem, before_smem, visited_smem, E, interpret)
+        _list_used(count_smem, before_smem, used_smem, E, interpret)
         plgpu.commit_smem()
         for smem, ref in (
-            (visited_smem, visited_ref), (count_smem, num_tokens_ref), (share_smem, share_ref)
+            (used_smem, used_ref), (count_smem, num_tokens_ref), (share_smem, share_ref)
         ):  # fmt: skip
             for part in _boxes(len(ref)):
                 plgpu.copy_smem_to_gmem(smem.at[part], ref.at[part])
@@ -164,7 +164,7 @@ def route(
         count_smem=plgpu.SMEM((rows,), jnp.int32),
         share_smem=plgpu.SMEM((rows,), jnp.float32),
         before_smem=plgpu.SMEM((rows,), jnp.int32),
-        visited_smem=plgpu.SMEM((rows + _ROWS,), jnp.int32),
+        used_smem=plgpu.SMEM((rows + _ROWS,), jnp.int32),
         arrived=plgpu.Barrier(),
     )
     if vectors:
@@ -175,7 +175,7 @@ def route(
         jax.ShapeDtypeStruct((E,), jnp.int32),
         jax.ShapeDtypeStruct((E,), jnp.float32),
     )
-    return Routed(
+    return UsedExperts(
         *plgpu.kernel(
             kernel,
             out_type=outs,
@@ -236,11 +236,11 @@ def _of_best_groups(
     size, totals = num_experts // router.num_groups, []
     for group in range(router.num_groups):
         is_group_EW = (expert_EW >= group * size) & (expert_EW < (group + 1) * size)
-        left_EW = jnp.where(is_group_EW, choice_EW, -jnp.inf)
-        total_W = left_EW.max(0)
+        open_EW = jnp.where(is_group_EW, choice_EW, -jnp.inf)
+        total_W = open_EW.max(0)
         for _ in range(router.group_best - 1):
-            left_EW = jnp.where(expert_EW == _to_rows(_best(left_EW), left_EW), -jnp.inf, left_EW)
-            total_W += left_EW.max(0)
+            open_EW = jnp.where(expert_EW == _to_rows(_best(open_EW), open_EW), -jnp.inf, open_EW)
+            total_W += open_EW.max(0)
         totals.append(total_W)
     for group, total_W in enumerate(totals):
         better = [
@@ -255,9 +255,7 @@ def _of_best_groups(
     return choice_EW
 
 
-def _list_visited(
-    count_smem, before_smem, visited_smem, num_experts: int, interpret: object
-) -> None:
+def _list_used(count_smem, before_smem, used_smem, num_experts: int, interpret: object) -> None:
     """Writes how many experts have a token, these in order, then `num_experts`. The n-th of them,
     from 0 on, is the number of experts up to which at most n have one.
     """
@@ -272,13 +270,13 @@ def _list_visited(
         return lax.broadcast_in_dim(load(smem, _TILE_COLUMNS, interpret), shape, (1,))
 
     def count_before(n, _):
-        is_visited_RE = (along_rows(count_smem) > 0) & (column_RE <= row(n))
-        before_smem[pl.ds(n * _ROWS, _ROWS)] = jnp.where(is_visited_RE, 1, 0).sum(1)
+        is_used_RE = (along_rows(count_smem) > 0) & (column_RE <= row(n))
+        before_smem[pl.ds(n * _ROWS, _ROWS)] = jnp.where(is_used_RE, 1, 0).sum(1)
 
-    def find(n, _):
+    def nth_expert(n, _):
         is_before_RE = (along_rows(before_smem) < row(n)) & (column_RE < num_experts)
-        is_visited_RE = (along_rows(count_smem) > 0) & (row(n) == 0)
-        visited_smem[pl.ds(n * _ROWS, _ROWS)] = jnp.where(is_before_RE | is_visited_RE, 1, 0).sum(1)
+        is_used_RE = (along_rows(count_smem) > 0) & (row(n) == 0)
+        used_smem[pl.ds(n * _ROWS, _ROWS)] = jnp.where(is_before_RE | is_used_RE, 1, 0).sum(1)
 
     lax.fori_loop(0, rows // _ROWS, count_before, None)
-    lax.fori_loop(0, rows // _ROWS + 1, find, None)
+    lax.fori_loop(0, rows // _ROWS + 1, nth_expert, None)

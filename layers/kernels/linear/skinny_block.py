@@ -110,7 +110,7 @@ class Plan(NamedTuple):
         return 2 if self.num_results * self.num_tiles > self.clusters else 1
 
     def first_feature(self, tile: jax.Array, half: int) -> jax.Array:
-        """Of one of a tile's 64 features."""
+        """The first of the 64 features of a half of a tile."""
         if self.is_gated:
             return tile * PART + half * (self.features // 2)
         return (tile * self.tiles + half) * PART
@@ -263,7 +263,7 @@ class Block:
         return b if self.plan.sums_blocks else self.plan.place(tile)[0]
 
     def _last_operands(self, refs: dict[str, Any], tile: jax.Array) -> "_LastOperands":
-        """Of a tile, asked for long before they are used."""
+        """What a tile's sums meet, read long before it is used."""
         b, nth = self.plan.place(tile)
         e = refs["matrices"][1 + b] if "matrices" in refs else 0
         firsts = [self.plan.first_feature(nth, half) for half in range(self.plan.tiles)]

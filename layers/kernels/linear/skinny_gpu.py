@@ -1,6 +1,7 @@
-"""Products of up to 64 rows with a matrix on Hopper GPUs (Pallas, Mosaic GPU), of every format: a
-byte of the matrix is read once, its numbers exist in registers only, and one launch leaves sums, or
-what a gate makes of them, as the next operation reads them.
+"""Products of few rows with a matrix on Hopper GPUs (Pallas, Mosaic GPU), of all formats of weights
+alone; up to 64 rows, fewer where groups are small. A byte of the matrix is read once, its numbers
+exist in registers only, and one launch leaves sums, or what a gate makes of them, as the next
+operation reads them.
 
 Features are wgmma's 64 rows, rows of activations its columns (`skinny_block.py`). A block of
 threads is one warpgroup and has two tiles of 64 features, neighbors or, under a gate, the same of

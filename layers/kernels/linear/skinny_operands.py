@@ -54,8 +54,8 @@ class Operands(NamedTuple):
 
     Attributes:
         step: columns of D.
-        row_bytes: what a step reads of a row.
-        planes: what a step reads of a row.
+        row_bytes: bytes of a row that a step reads.
+        planes: where these bytes lie in the row.
         part: (planes' boxes, and which 64 columns of a step) -> bfloat16 [64, 64]; None: the data
             is the operand.
         bias: of what `part` returns, to be subtracted with a group's zero point.
@@ -158,7 +158,7 @@ def _of_e4m3(boxes: Boxes, index: int, interpret: object) -> jax.Array:
 
 
 def _columns(boxes: Boxes, index: int) -> jax.Array:
-    """Of bytes."""
+    """The bytes of 64 columns of a step."""
     return boxes[0][:, index * PART : (index + 1) * PART]
 
 

@@ -34,7 +34,17 @@ def convolve(
     has_silu: bool,
     interpret: object = False,
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    """`rows.convolve` of what `can_convolve` allows; `interpret` takes `InterpretGPUParams`."""
+    """A causal convolution of each channel, with silu or without: parts of `widths` channels,
+    float32 [Y, W, width] each, and the tails, written in place. `rows.convolve` is its oracle.
+
+    Args:
+        x_YWX: float32 [Y, W, X], the newest inputs; X is the sum of `widths`.
+        taps_Xw: [X, w], the newest token's last.
+        bias_X: [X].
+        tails: float32 [slots + 1, 1 + k, w - 1, X].
+        widths: channels of each part, which `can_convolve` allows.
+        interpret: takes `InterpretGPUParams`.
+    """
     Y, W, X = x_YWX.shape
     num_states, num_taps = tails.shape[1], taps_Xw.shape[1]
     edges = [width // _CHANNELS for width in itertools.accumulate(widths, initial=0)]  # of parts
@@ -55,8 +65,8 @@ def convolve(
             return tails_ref.at[slot, at, nth, channels]
 
         def write(out_ref, first_block, w, out):
-            own_channels = pl.ds((block - first_block) * _CHANNELS, _CHANNELS)
-            out_ref[y, w, own_channels] = out
+            part_channels = pl.ds((block - first_block) * _CHANNELS, _CHANNELS)
+            out_ref[y, w, part_channels] = out
 
         def leave(w, window):
             for nth, value in enumerate(window):
@@ -72,8 +82,8 @@ def convolve(
             if has_silu:
                 out /= 1 + jnp.exp(-out)
             for out_ref, first, last in zip(out_refs, edges, edges[1:], strict=False):
-                is_own = (first <= block) & (block < last)
-                pl.when(is_own)(functools.partial(write, out_ref, first, w, out))
+                is_in_part = (first <= block) & (block < last)
+                pl.when(is_in_part)(functools.partial(write, out_ref, first, w, out))
             window = window[1:]
             pl.when(w < length)(functools.partial(leave, w, window))
 

@@ -179,7 +179,7 @@ def test_an_engine_on_hopper_reads_quantized_pages_by_the_kernel(name, line):
     assert choice == (("pallas_gpu", {}) if line is None else ("reference", {"pallas_gpu": line}))
     if line is None:
         page_format = model.cache_specs[0].page_format(name)
-        (page_bytes,) = model.page_bytes(64, config.engine.cache.latent_lanes)
+        (page_bytes,) = model.page_bytes(64, config.engine.cache.row_multiple)
         assert 2 * gpu.layout(1, 64, page_format).size * model.num_layers == page_bytes
 
 
@@ -473,7 +473,7 @@ def test_bytes_of_quantized_pages_are_those_of_the_chosen_layout(monkeypatch, de
     assert (name == "pallas_gpu") == (device == _H200 and dtype == "bfloat16")
     pages = api.implementation(name).layout(1, 64, model.cache_specs[0].page_format("int8"))
     num_bytes = pages.size * pages.dtype.itemsize * model.num_layers
-    assert [num_bytes] == model.page_bytes(64, config.engine.cache.latent_lanes)
+    assert [num_bytes] == model.page_bytes(64, config.engine.cache.row_multiple)
 
 
 def test_a_cpu_gets_the_native_library_where_it_is_there(monkeypatch):

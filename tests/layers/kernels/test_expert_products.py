@@ -61,13 +61,13 @@ def _stack(generator, shape, format):
 
 
 @functools.partial(jax.jit, static_argnames=("num_blocks", "weighs_inputs"))
-def _products(x_WD, up, down, visited, factors_EW, bias_EF, num_blocks, weighs_inputs):
+def _products(x_WD, up, down, used, factors_EW, bias_EF, num_blocks, weighs_inputs):
     hidden_BWF = skinny_gpu.expert_products(
-        x_WD, up, visited, num_blocks, skinny_gpu.GATES["silu"], factors_EW, bias_EF, top_k=2,
+        x_WD, up, used, num_blocks, skinny_gpu.GATES["silu"], factors_EW, bias_EF, top_k=2,
         weighs_inputs=weighs_inputs, interpret=_INTERPRETER,
     )  # fmt: skip
     return hidden_BWF, skinny_gpu.sum_of_products(
-        hidden_BWF, len(x_WD), down, visited, interpret=_INTERPRETER
+        hidden_BWF, len(x_WD), down, used, interpret=_INTERPRETER
     )
 
 
@@ -79,17 +79,17 @@ def _check(format, num_tokens, counts, sizes, seed, weighs_inputs=False, has_bia
     for e, count in enumerate(counts):
         tokens = generator.choice(num_tokens, count, replace=False)
         factors_EW[e, tokens] = generator.uniform(0.1, 1, count)
-    (visited_B,) = np.asarray(counts).nonzero()
-    visited = np.full(E + 4, E, np.int32)
-    visited[: len(visited_B) + 1] = [len(visited_B), *visited_B]
+    (used_B,) = np.asarray(counts).nonzero()
+    used = np.full(E + 4, E, np.int32)
+    used[: len(used_B) + 1] = [len(used_B), *used_B]
     up, up_EFD = _stack(generator, (E, 2 * F, D), format)
     down, down_EDF = _stack(generator, (E, D, F), format)
     bias_EF = generator.standard_normal((E, 2 * F)).astype(np.float32) if has_bias else None
     x_WD = jnp.asarray(generator.standard_normal((num_tokens, D)), jnp.bfloat16)
     assert skinny_gpu.can_gate(num_tokens, up) and skinny_gpu.can_sum(num_tokens, down)
-    hidden_BWF, out_WD = _products(x_WD, up, down, visited, factors_EW, bias_EF, E, weighs_inputs)
+    hidden_BWF, out_WD = _products(x_WD, up, down, used, factors_EW, bias_EF, E, weighs_inputs)
     expected_WD, size_WD = np.zeros((2, num_tokens, D))
-    for b, e in enumerate(visited_B):
+    for b, e in enumerate(used_B):
         factor_W1 = factors_EW[e, :num_tokens, None].astype(np.float64)
         before, behind = (factor_W1, factor_W1 != 0) if weighs_inputs else (1, factor_W1)
         y_WF = np.asarray(x_WD, np.float64) @ up_EFD[e].T * before
