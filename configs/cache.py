@@ -286,6 +286,16 @@ class CacheSpec:
         """Bytes that each live token, or `stride` of them, add to this part of a layer."""
         return sum(page_format.bytes_per_token for page_format in self._formats(dtype))
 
+    def padding_bytes(self, dtype: str, lanes: int, chips: int = 1) -> int:
+        """Bytes that a row takes beyond its own on one of the chips that divide its heads: a latent
+        that no entry is pooled from is a multiple of `lanes` elements, a quantized row of as many
+        bytes.
+        """
+        row = dataclasses.replace(self.page_format(dtype), kv_heads=self.kv_heads // chips)
+        if self.is_pooled or not (row.values_in_keys or row.is_quantized):
+            return 0
+        return (row.padded_width(lanes) - row.stored_width) * row.stored_bytes
+
     @property
     def elements_per_page(self) -> int:
         """Elements that a page of at most `BLOCK_TOKENS` has besides those of its tokens."""
@@ -399,13 +409,11 @@ class PageGroup:
     part: int = 0
 
     def bytes_per_page(self, dtype: str, page_tokens: int, row_multiple: int = 1) -> int:
-        """Bytes of one page across the group's layers; the row of a latent that no entry is pooled
-        from, or a quantized one, is a multiple of so many elements or bytes.
+        """Bytes of one page across the group's layers, with rows as `CacheSpec.padding_bytes` pads
+        them.
         """
         entry_bytes = self.spec.bytes_per_entry(dtype)
-        row = self.spec.page_format(dtype)
-        if (row.values_in_keys or row.is_quantized) and not self.spec.is_pooled:
-            entry_bytes += (row.padded_width(row_multiple) - row.stored_width) * row.stored_bytes
+        entry_bytes += self.spec.padding_bytes(dtype, row_multiple)
         pages = -(-page_tokens // BLOCK_TOKENS)  # on the device
         page_elements = pages * self.spec.elements_per_page  # never quantized
         page_bytes = page_elements * DTYPE_BYTES[dtype] if page_elements else 0

@@ -11,7 +11,7 @@ from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
 from configs.prefill import TOGETHER, Prefill, check_budgets
-from configs.settings.cache import BYTE_CACHES, LANES, PAGE_TOKENS, CacheConfig
+from configs.settings.cache import LANES, PAGE_TOKENS, CacheConfig, padded_caches
 from configs.settings.drafts import DraftConfig
 from configs.settings.kernels import KernelConfig
 from configs.settings.requests import OBSERVED_TOKENS, RequestConfig
@@ -248,15 +248,17 @@ class Config:
         """Longest sequence in tokens."""
         return self.engine.max_context or self.model.max_context
 
-    def for_platform(self, platform: str) -> "Config":
+    def for_platform(self, platform: str, pads_bytes: bool = False) -> "Config":
         """Returns the same with a platform's defaults of `page_tokens`, `greedy_steps` and
         `row_multiple`, where these are None; platforms are named as JAX does.
+
+        Args:
+            pads_bytes: as `padded_caches` takes it.
         """
         greedy, page = self.engine.shapes.greedy_steps, self.engine.cache.page_tokens
         page = page or max(PAGE_TOKENS.get(platform, PAGE_TOKENS["cpu"]), self.cached_model.stride)
         greedy = platform != "cpu" if greedy is None else greedy
-        has_bytes = self.model.cache_format in BYTE_CACHES
-        is_padded = platform == "tpu" or (platform == "gpu" and has_bytes)
+        is_padded = self.model.cache_dtype in padded_caches(platform, pads_bytes)
         lanes = self.engine.cache.row_multiple or (LANES if is_padded else 1)
         return self.with_engine(page_tokens=page, greedy_steps=greedy, row_multiple=lanes)
 

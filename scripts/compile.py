@@ -141,7 +141,7 @@ def _config(target: Target) -> Config:
     _, config = common.named_config({"max_seqs": _SEQUENCES} | sizes, sizes)
     mesh = _mesh(config.mesh, target)
     config = dataclasses.replace(config, mesh=mesh, prefill=TOGETHER)  # others run the same program
-    config = config.for_platform(target.platform)
+    config = config.for_platform(target.platform, target.pads_bytes)
     if flags.FLAGS["config"].present:
         return config
     if config.engine.max_context is None:

@@ -85,7 +85,8 @@ def main(_: Sequence[str]) -> None:
     if _HTML.value is not None:
         user_files.check_target(f"--html={_HTML.value}", _HTML.value, ".html")
     deployment = _deployment(config)
-    there = config.for_platform(catalog.platform(_HARDWARE.value))
+    padded = deployment.hardware.padded_caches
+    there = config.for_platform(catalog.platform(_HARDWARE.value), bool(padded))
     report: dict[str, Any] = {
         "hardware": dataclasses.asdict(deployment.hardware),
         "ridge": deployment.hardware.ridge(deployment.formats.weights.compute),

@@ -4,6 +4,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from configs.settings.cache import LANES
+
 
 @dataclasses.dataclass(frozen=True)
 class HardwareSpec:
@@ -31,6 +33,8 @@ class HardwareSpec:
         price_per_hour: dollars, for costs; None where nobody names one.
         implementations: of the engine whose steps showed these shares
             (`ModelRunner.implementations`); None: none did.
+        padded_caches: formats of caches whose rows its attention pads (`padded_caches`), that of
+            bfloat16 models whose heads its kernel reads.
     """
 
     name: str
@@ -51,6 +55,7 @@ class HardwareSpec:
     link_axes: int = 1
     host_bandwidth: float | None = None
     implementations: str | None = None
+    padded_caches: tuple[str, ...] = ()
 
     def rate(self, compute: str) -> float:
         """FLOPs a second in a type; in bfloat16 where the chip has no faster path for it.
@@ -58,6 +63,10 @@ class HardwareSpec:
         A machine of which no rate is known computes for nothing: what remains is reading.
         """
         return self.rates.get(compute, self.rates.get("bfloat16", math.inf))
+
+    def lanes(self, cache_format: str) -> int:
+        """Multiple that rows of pages of a cache are padded to: elements of latents, or bytes."""
+        return LANES if cache_format in self.padded_caches else 1
 
     @property
     def is_calibrated(self) -> bool:

@@ -42,6 +42,11 @@ class Target:
         return catalog.platform(self.chip)
 
     @property
+    def pads_bytes(self) -> bool:
+        """As `Config.for_platform` takes it."""
+        return not self.is_here and bool(catalog.get(self.chip).padded_caches)
+
+    @property
     def devices_a_chip(self) -> int:
         """What JAX calls devices: a 7x has two, with half of its memory each."""
         return 2 if self.chip == "v7x" else 1

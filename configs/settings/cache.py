@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from configs.cache import BLOCK_TOKENS
 from configs.errors import InputError
+from configs.precision import CACHE_FORMATS
 from configs.settings.section import Section, setting
 
 PREEMPTIONS = ("auto", "recompute", "swap")
@@ -14,6 +15,19 @@ PAGE_TOKENS = {"cpu": 16, "gpu": 64, "tpu": 128}  # the default, by platform
 # of a row with elements of eight bits.
 LANES = 128
 BYTE_CACHES = "int8", "fp8"
+
+
+def padded_caches(platform: str, pads_bytes: bool) -> tuple[str, ...]:
+    """Formats of caches whose rows in pages are padded to `LANES` (`PageGroup.bytes_per_page`).
+
+    A TPU's memory has whole lanes, whatever lays out the pages.
+
+    Args:
+        pads_bytes: as `layers.kernels.attention.contract.Implementation` says of what does.
+    """
+    if platform == "tpu":
+        return tuple(CACHE_FORMATS)
+    return BYTE_CACHES if pads_bytes else ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -284,32 +284,39 @@ def num_visited(num_experts: int, top_k: int, num_tokens: int) -> float:
     return num_experts * (1 - (1 - top_k / num_experts) ** num_tokens)
 
 
-def cache_bytes_per_token(config: ModelConfig, precision: Precision | None = None) -> float:
-    """Bytes that one more token adds to a sequence, windows aside."""
+def cache_bytes_per_token(
+    config: ModelConfig, precision: Precision | None = None, lanes: int = 1
+) -> float:
+    """Bytes that one more token adds to a sequence, windows aside, in rows padded to `lanes`."""
     formats = precision or Precision.of(config)
     parts = itertools.chain.from_iterable(spec.parts for spec in config.cache_specs)
-    return sum(_token_bytes(part, formats) for part in parts)
+    return sum(_token_bytes(part, formats, lanes) for part in parts)
 
 
 def cache_bytes(
-    config: ModelConfig, context: int, precision: Precision | None = None, drafts: int = 0
+    config: ModelConfig,
+    context: int,
+    precision: Precision | None = None,
+    drafts: int = 0,
+    lanes: int = 1,
+    chips: int = 1,
 ) -> float:
-    """Bytes of a sequence of `context` tokens: what its windows keep, and its states."""
-    return sum(cache_by_parts(config, context, precision, drafts).values())
+    """Bytes of a sequence of `context` tokens: what its windows keep, and its states.
 
-
-def cache_by_parts(
-    config: ModelConfig, context: int, precision: Precision | None = None, drafts: int = 0
-) -> dict[int, float]:
-    """Bytes of a sequence of `context` tokens, by the chips they can be divided over."""
+    Args:
+        lanes: that rows are padded to (`HardwareSpec.lanes`).
+        chips: along `model`, of which one is counted: beyond what can be divided, they hold copies.
+    """
     precision = precision or Precision.of(config)
-    by_parts: dict[int, float] = {}
+    num_bytes = 0.0
     for (spec, parts), layers in caches(config).items():
-        window = spec.sliding()
+        window, chips_of_part = spec.sliding(), min(chips, parts)
         tokens = context if window is None else min(context, window)
-        num_bytes = tokens * _token_bytes(spec, precision) + spec.bytes_per_sequence(drafts)
-        by_parts[parts] = by_parts.get(parts, 0.0) + layers * num_bytes
-    return by_parts
+        states = spec.bytes_per_sequence(drafts) / chips_of_part
+        num_bytes += layers * (
+            tokens * _token_bytes(spec, precision, lanes, chips_of_part) + states
+        )
+    return num_bytes
 
 
 @functools.lru_cache(maxsize=64)  # a sweep asks for the same model thousands of times
@@ -323,8 +330,10 @@ def caches(config: ModelConfig) -> Mapping[tuple[CacheSpec, int], int]:
     )
 
 
-def _token_bytes(spec: CacheSpec, precision: Precision) -> float:
-    return precision.cache.bytes_for(token_elements(spec), spec.scaled_elements)
+def _token_bytes(spec: CacheSpec, precision: Precision, lanes: int, chips: int = 1) -> float:
+    """Bytes of a token on one of the chips that divide its heads."""
+    stored = precision.cache.bytes_for(token_elements(spec), spec.scaled_elements)
+    return stored / chips + spec.padding_bytes(precision.cache.name, lanes, chips)
 
 
 def token_elements(spec: CacheSpec) -> float:

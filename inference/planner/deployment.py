@@ -132,6 +132,11 @@ class Deployment:
         return self.speculation.tokens_per_step if self.speculation else 1.0
 
     @property
+    def lanes(self) -> int:
+        """Multiple that rows of pages are padded to (`HardwareSpec.lanes`)."""
+        return self.hardware.lanes(self.formats.cache.name)
+
+    @property
     def _with_draft(self) -> float:
         """Models held, in targets: a draft model is a share of one."""
         return 1 + (self.speculation.size if self.speculation else 0.0)
@@ -163,19 +168,20 @@ class Deployment:
 
     def cache_bytes(self, length: int) -> float:
         """Bytes of one sequence of `length` tokens, stored once."""
-        target_bytes = cost.cache_bytes(self.config, length, self.formats, self.drafts)
-        return target_bytes * self._with_draft
+        return self._cached(length, self.drafts) * self._with_draft
 
     def chip_cache_bytes(self, length: int) -> float:
         """Bytes that one sequence of `length` tokens takes on each chip along `model`: beyond the
         number of key/value heads, chips hold copies.
         """
-        return self._on_chip(length, self.drafts) * self._with_draft
+        return self._cached(length, self.drafts, self.mesh.model) * self._with_draft
 
-    def _on_chip(self, length: int, drafts: int = 0) -> float:
-        """The same of the model alone, without what drafts for it."""
-        parts = cost.cache_by_parts(self.config, length, self.formats, drafts)
-        return sum(num_bytes / min(self.mesh.model, part) for part, num_bytes in parts.items())
+    def _on_chip(self, length: int) -> float:
+        """The same of the model alone, without drafts."""
+        return self._cached(length, 0, self.mesh.model)
+
+    def _cached(self, length: int, drafts: int, chips: int = 1) -> float:
+        return cost.cache_bytes(self.config, length, self.formats, drafts, self.lanes, chips)
 
     def request_bytes(self, context: int, new_tokens: int) -> float:
         """Bytes of one request at its longest, stored once: what its samples see of the prompt, and

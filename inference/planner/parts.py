@@ -78,7 +78,7 @@ def explain(deployment: Deployment, batch: int, context: int) -> Explanation:
     )
     return Explanation(
         batch, context, weights.num_parameters(config), weights.num_active_parameters(config),
-        deployment.weight_bytes, cost.cache_bytes_per_token(config, formats),
+        deployment.weight_bytes, cost.cache_bytes_per_token(config, formats, deployment.lanes),
         deployment.cache_bytes(context), deployment.hardware.ridge(formats.weights.compute),
         *steps,
     )  # fmt: skip

@@ -59,9 +59,8 @@ def for_this_device(config: Config) -> tuple[Config, str]:
         cpu_kernels.load()
     config = config.with_engine(linear=linear.choose(config))
     attention = api.choose(config)
-    # A TPU's memory has whole lanes, whatever lays out the pages.
-    if backend.has_free_views and not api.implementation(attention.name).pads_bytes:
-        config = config.with_engine(row_multiple=1)
+    pads_bytes = api.implementation(attention.name).pads_bytes
+    config = config.with_engine(row_multiple=None).for_platform(device.platform, pads_bytes)
     if config.engine.shapes.free_padding is None:
         is_native = attention.name == "ffi_cpu" and not config.prefill.chips
         drafting = config.draft or config.model

@@ -129,7 +129,7 @@ def show_verdict(steps: Sequence[Step], predicted: Prediction) -> None:
 def show_written(paths: Sequence[Path], config: Config, target: Target) -> None:
     """Where executables are, and with which settings an engine takes them."""
     size = sum(path.stat().st_size for path in paths)
-    defaults = Config(config.model).for_platform(target.platform).engine
+    defaults = Config(config.model).for_platform(target.platform, target.pads_bytes).engine
     changed = overrides.changed(config.engine, defaults)
     mesh = [f"--mesh={config.mesh}"] if config.mesh.num_chips > 1 else []
     places = section.paths(EngineConfig)

@@ -87,7 +87,7 @@ def predicted(case: Case, num_layers: int = 0) -> prediction.Prediction:
     target, model = targets.parse(case.target), presets.get(case.model).config
     model = dataclasses.replace(model, num_layers=num_layers or case.num_layers or model.num_layers)
     engine = EngineConfig(max_seqs=case.sequences, max_context=CONTEXT)
-    config = Config(model, engine, case.mesh).for_platform(target.platform)
+    config = Config(model, engine, case.mesh).for_platform(target.platform, target.pads_bytes)
     config = config.with_engine(cache_bytes=config.full_bytes(case.sequences))
     return prediction.predict(config, target, enumerate_shapes(config.engine))
 

@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from configs.hardware.spec import HardwareSpec
+from configs.settings.cache import padded_caches
 from inference.planner.calibration import measure
+from layers.kernels.device import target_device
 
 _CALL_S = 0.02  # of one call: hundreds of dispatches
 _QUEUED = 3
@@ -128,5 +130,6 @@ def memory_bytes() -> float:
 def this_device(*dtypes: str) -> HardwareSpec:
     """The device with its memory, its copy bandwidth, and its rates in these types."""
     rates = {dtype: matmul_rate(dtype) for dtype in dtypes}
-    kind = jax.devices()[0].device_kind
-    return HardwareSpec(kind, memory_bytes(), copy_bandwidth(), rates)
+    device = target_device()
+    padded = padded_caches(device.platform, device.is_hopper)
+    return HardwareSpec(device.kind, memory_bytes(), copy_bandwidth(), rates, padded_caches=padded)

@@ -150,6 +150,8 @@ def _coefficients(config: ModelConfig) -> dict[str, object]:
                 "elements": cost.token_elements(spec),
                 "row": spec.scaled_elements,
                 "window": spec.sliding(),
+                "row_parts": () if spec.is_pooled else spec.page_format("int8").parts,
+                "values_in_keys": spec.values_in_keys,
                 "state_bytes": spec.bytes_per_sequence(),
                 "parts": parts,
             }

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import presets
+from configs.engine import Config
 from configs.errors import InputError
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
@@ -125,6 +126,28 @@ def test_all_reduces_by_hand():
     seconds = Deployment(_LLAMA, torus, mesh=Mesh(model=4)).collective_seconds(work)
     sampled = 1.5 * 16 * 4 / 0.5e9 + 6e-6 + 0.75 * 4 * 16 * 12 / 0.5e9 + 3e-6
     assert seconds == pytest.approx(81 * (1.5 * 16 * 5120 * 4 / 0.5e9 + 6e-6) + sampled)
+
+
+@pytest.mark.parametrize("chip", ["h100", "a100", "v6e"])
+@pytest.mark.parametrize(
+    ("name", "chips"), [("llama3-8b", 1), ("llama3-8b", 8), ("deepseek-v2", 2)]
+)
+def test_a_page_is_planned_as_large_as_a_chip_allocates_it(name, chips, chip):
+    """Llama's eight heads in int8 are 2,112 bytes, of one chip of eight 264: on Hopper and TPUs
+    2,176 and 384. DeepSeek's latents have 576 elements, on TPUs 640.
+    """
+    hardware, mesh = catalog.get(chip), Mesh(model=chips)
+    for cache in ("bfloat16", "int8", "fp8", "int4"):
+        format = None if cache == "bfloat16" else cache
+        config = Config(dataclasses.replace(_MODELS[name], cache_format=format), mesh=mesh)
+        there = config.for_platform(catalog.platform(chip), bool(hardware.padded_caches))
+        lanes, page = there.engine.cache.row_multiple, there.page_tokens
+        planned = Deployment(there.model, hardware, formats("bfloat16", cache), mesh)
+        assert sum(there.cached_model.page_bytes(page, lanes)) == planned.chip_cache_bytes(page)
+    if name == "llama3-8b":
+        padded = {1: 2176, 8: 384} if chip != "a100" else {1: 2112, 8: 264}
+        layer_bytes = Deployment(_MODELS[name], hardware, formats("bfloat16", "int8"), mesh)
+        assert layer_bytes.chip_cache_bytes(1) == 32 * padded[chips]
 
 
 def test_heads_and_columns_are_divided_and_key_value_heads_copied_beyond_their_number():

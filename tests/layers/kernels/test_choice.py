@@ -11,6 +11,7 @@ from configs import presets
 from configs.cache import keys_values, latent
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.hardware import catalog
 from inference.runtime import model_runner
 from layers.kernels import autotune, tuning
 from layers.kernels.attention import api, ffi_cpu, gpu, gpu_latent, jax_tpu, reference, tpu
@@ -173,7 +174,7 @@ def test_kernels_refuse_pages_that_they_cannot_read(kernel, device):
 def test_an_engine_on_hopper_reads_quantized_pages_by_the_kernel(name, line):
     """Rows take the bytes that the planner counts."""
     model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=64, cache_format=name)
-    config = Config(model, EngineConfig.of(attention=None)).for_platform("gpu")
+    config = Config(model, EngineConfig.of(attention=None)).for_platform("gpu", pads_bytes=True)
     with jax.sharding.use_abstract_mesh(_mesh()):
         choice = api.choose(config)
     assert choice == (("pallas_gpu", {}) if line is None else ("reference", {"pallas_gpu": line}))
@@ -474,6 +475,25 @@ def test_bytes_of_quantized_pages_are_those_of_the_chosen_layout(monkeypatch, de
     pages = api.implementation(name).layout(1, 64, model.cache_specs[0].page_format("int8"))
     num_bytes = pages.size * pages.dtype.itemsize * model.num_layers
     assert [num_bytes] == model.page_bytes(64, config.engine.cache.row_multiple)
+
+
+@pytest.mark.parametrize(("chip", "device"), [
+    ("h100", Device("gpu", "NVIDIA H100 80GB HBM3", 132)), ("h200", _H200),
+    ("b200", Device("gpu", "NVIDIA B200", 148)), ("a100", Device("gpu", "NVIDIA A100", 108)),
+    ("l4", Device("gpu", "NVIDIA L4", 58)), ("v5e", Device("tpu", "TPU v5 lite", 1)),
+    ("v5p", Device("tpu", "TPU v5", 1)), ("v6e", Device("tpu", "TPU v6 lite", 1)),
+    ("v7x", Device("tpu", "TPU7x", 1)),
+])  # fmt: skip
+def test_a_chip_is_planned_with_the_pages_that_an_engine_has_there(monkeypatch, chip, device):
+    for module in (api, linear, model_runner):
+        monkeypatch.setattr(module, "target_device", lambda: device)
+    for name in (None, "int8", "fp8", "int4"):
+        model = fakes.llama(
+            "bfloat16", num_heads=4, num_kv_heads=2, head_width=64, cache_format=name
+        )
+        config, _ = model_runner.for_this_device(Config(model, EngineConfig.of(attention=None)))
+        lanes = catalog.get(chip).lanes(model.cache_dtype)
+        assert config.engine.cache.row_multiple == lanes, name
 
 
 def test_a_cpu_gets_the_native_library_where_it_is_there(monkeypatch):

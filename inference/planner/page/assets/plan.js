@@ -14,6 +14,10 @@ function bytesFor(format, elements, row) {
 const sized = (value, kvHeads) =>
   typeof value === "object" ? value.base + value.per_head * kvHeads : value;
 
+// As configs/cache.py and configs/settings/cache.py have them.
+const SCALED_TOGETHER = 64,
+  LANES = 128;
+
 const sum = (list, of) => list.reduce((found, item) => found + of(item), 0);
 
 /** Everything a row is computed from; `input` names what the controls name. */
@@ -192,12 +196,28 @@ function evaluate(d, declared, work) {
 
 /** Bytes of a sequence of `length` tokens: what windows keep, and states; `chips` divide them. */
 function cacheBytes(d, length, chips = 1) {
-  return sum(d.model.caches, ({ layers, elements, row, window, state_bytes: state, parts }) => {
+  return sum(d.model.caches, (cached) => {
+    const { layers, elements, row, window, state_bytes: state } = cached;
     const tokens = window === null ? length : Math.min(length, window);
-    const perToken = bytesFor(d.cache, sized(elements, d.kvHeads), row);
-    const held = layers * (tokens * perToken + state * (1 + d.drafts));
-    return held / Math.min(chips, sized(parts, d.kvHeads));
+    const divided = Math.min(chips, sized(cached.parts, d.kvHeads));
+    const perToken = bytesFor(d.cache, sized(elements, d.kvHeads), row) / divided;
+    const states = (state * (1 + d.drafts)) / divided;
+    return layers * (tokens * (perToken + paddingBytes(d, cached, divided)) + states);
   });
+}
+
+/** Bytes that a row takes beyond its own on one of `chips`, as `CacheSpec.padding_bytes` says. */
+function paddingBytes({ hardware, cache, kvHeads }, { row_parts, values_in_keys }, chips) {
+  const { name, bits, group, scale_bits } = cache;
+  if (!hardware.padded_caches.includes(name) || !(values_in_keys || scale_bits)) return 0;
+  const parts = row_parts.map(([count, width]) => [
+    (sized(count, kvHeads) / (values_in_keys ? 1 : chips)) * width,
+    group || (width % SCALED_TOGETHER ? width : SCALED_TOGETHER),
+  ]);
+  const scales = sum(parts, ([elements, size]) => Math.floor(elements / size));
+  const bytes = (sum(parts, ([elements]) => elements) * bits + scales * scale_bits) / 8;
+  const whole = LANES * (scale_bits ? 1 : bits / 8);
+  return Math.ceil(bytes / whole) * whole - bytes;
 }
 
 /** Bytes of a copy of a sequence's states. */
