@@ -116,12 +116,12 @@ def check_experts(device: Any, format: str, rows: int) -> None:
     assert executable.memory_analysis().temp_size_in_bytes < 56 * MEGABYTE
 
 
-def check_step(target_name: str) -> None:
-    """A greedy decode step of Llama 3 8B with one layer, its matrices in int4 and its tables in
+def check_step(target_name: str, format: str = "int4") -> None:
+    """A greedy decode step of Llama 3 8B with one layer, its matrices in a format and its tables in
     int8: parameters as planned, no matrix expanded, temporaries bounded.
     """
     model = dataclasses.replace(presets.get("llama3-8b").config, num_layers=1)
-    formats = {f"layers/0/{path}": ("int4",) for path in
+    formats = {f"layers/0/{path}": (format,) for path in
                ("mixer/qkv", "mixer/out", "ffn/gate_up", "ffn/down")}  # fmt: skip
     formats |= {"embed/table": ("int8",), "head/table": ("int8",)}
     model = dataclasses.replace(model, formats=tuple(formats.items()))

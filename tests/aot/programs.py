@@ -358,8 +358,10 @@ def _dflash(target: ModelConfig, digest: str, proposed_ids: tuple[int, ...]) -> 
     return DFlash(**fields | {"tied": False, "target": digest}, features=(1, 2), block_tokens=4)
 
 
-def check_drafting(target_name: str, proposer: str, tree: dict[str, Any]) -> None:
-    """A step that drafts waits for nothing either, and copies no pages, its head's among them."""
+def check_drafting(target_name: str, proposer: str, tree: dict[str, Any]) -> Any:
+    """A step that drafts waits for nothing either, and copies no pages, its head's among them; its
+    executable.
+    """
     target = targets.parse(target_name)
     model = dataclasses.replace(presets.get("llama3-8b").config, num_layers=2, vocab_size=32_000)
     make = {"eagle": heads.eagle, "medusa": heads.medusa, "dflash": _dflash}.get(proposer)
@@ -370,11 +372,13 @@ def check_drafting(target_name: str, proposer: str, tree: dict[str, Any]) -> Non
     )  # fmt: skip
     config = Config(model, engine, draft=head)
     absent = AbsentEngine(config.for_platform(target.platform), target)
-    (step,) = absent.steps([StepShape((16, 4), (0, 64), greedy=True)])
+    shape = StepShape((16, 4), (0, 64), greedy=True)
+    (step,) = absent.steps([shape])
     assert isinstance(step, CompiledStep), step
     check_the_host_never_waits(step.program)
     assert step.temporary_bytes < 16 * MEGABYTE  # keys and values of a layer are more
     print(f"{proposer}: {step.program.launches}, {step.temporary_bytes} bytes of temporaries")
+    return absent.compiled(shape)
 
 
 def check_run(name: str, target_name: str) -> None:

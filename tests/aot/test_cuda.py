@@ -285,7 +285,9 @@ def test_a_run_on_many_chips_is_as_planned():
     ("eagle", {"tree_levels": 2, "tree_branches": 2}),
 ])  # fmt: skip
 def test_a_step_that_drafts(proposer, tree):
-    programs.check_drafting("h200", proposer, tree)
+    """Its products read weights early: those of two layers and the head, and those that draft."""
+    step = programs.check_drafting("h200", proposer, tree)
+    assert low_bit.check_weights_are_arguments(step) >= 9
 
 
 @pytest.mark.parametrize("matrix", low_bit.MATRICES)
@@ -340,8 +342,9 @@ def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
         low_bit.check_product(programs.device("h200"), "int4", 24, low_bit.MATRICES["qkv"])
 
 
-def test_a_step_of_few_bits():
-    low_bit.check_step("h200")
+@pytest.mark.parametrize("format", ["int4", "int8", "fp8_block"])
+def test_a_step_of_few_bits(format):
+    low_bit.check_step("h200", format)
 
 
 def test_a_weight_that_a_launch_writes_is_found_out():
