@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import json
 
 import jax
@@ -82,6 +83,17 @@ def test_products_are_right_before_they_are_timed(run, monkeypatch):
     monkeypatch.setattr(products, "cases", lambda platform: [case])
     lines = run("--products", "--only=xla").out.splitlines()
     assert len(lines) == 3 and " WRONG: error 1.0e-02" in lines[2]
+
+
+def test_the_engines_products_are_those_of_its_programs():
+    """By kernels, which read weights early, of matrices in the words that they read."""
+    engine = products.implementations(Device("gpu", "NVIDIA H200", 132))["engine"]
+    for case in products.cases("gpu"):
+        w = jax.eval_shape(
+            functools.partial(products.matrix, case, word=engine.word), jax.random.key(0)
+        )
+        kernel = engine.skinny_product(case.rows, w)
+        assert kernel is not None and kernel.keywords == {"prefetch": True}, case.label
 
 
 def test_what_is_wrong_is_told_without_a_time():

@@ -22,6 +22,7 @@ from layers.backends.backend import Backend
 from layers.backends.gpu import Gpu
 from layers.kernels.device import Device
 from layers.kernels.linear import low_bit
+from layers.kernels.linear.low_bit import Word
 from layers.linear import linear, look_up
 from layers.weights import Weight
 
@@ -83,8 +84,9 @@ def cases(platform: str) -> list[Case]:
 
 
 def implementations(device: Device) -> dict[str, Backend]:
-    """Back ends by name: the engine's, and XLA alone."""
-    return {"engine": backends.of(device, "reference"), "xla": Gpu()}
+    """Back ends by name: the engine's, as its programs have it, and XLA alone."""
+    engine = dataclasses.replace(backends.of(device, "reference"), prefetches_weights=True)
+    return {"engine": engine, "xla": Gpu()}
 
 
 def measure(
@@ -97,7 +99,7 @@ def measure(
     seed: int,
     progress: Callable[[int, int, str], None] = lambda done, total, label: None,
 ) -> Iterator[dict[str, object]]:
-    """A row a case, as they end.
+    """A row a case, as they end. Each back end reads the numbers as it lays them out.
 
     Args:
         chosen: in order; those for which no time is left say so.
@@ -111,32 +113,31 @@ def measure(
         progress(done, len(chosen), "products")
         row: dict[str, Any] = {"case": case.label, **dataclasses.asdict(case)}
         row |= {"bytes": case.bytes, "flops": case.flops, "results": {}}
-        weights: list[Weight] = []
         for name, backend in products.items():
             if time.monotonic() > deadline:
                 row["results"][name] = {"status": "out of time", "reason": "was not begun"}
                 continue
-            weights = weights or _weights(case, seed + done)
+            weights = _weights(case, seed + done, backend.word)
             row["results"][name] = result = _result(case, weights, backend, seed + done, repeats)
             if "seconds" in result:
                 result["share"] = case.bytes / read_bandwidth / result["seconds"]
         yield row
 
 
-def _weights(case: Case, seed: int) -> list[Weight]:
+def _weights(case: Case, seed: int, word: Word) -> list[Weight]:
     most = _MOST_ON_CPU if case.features == _SMALL[1] else _MOST_MATRICES
     count = min(most, math.ceil(_CACHED_BYTES / case.weight_bytes))
-    return [_matrix(case, key) for key in jax.random.split(jax.random.key(seed), count)]
+    return [matrix(case, key, word) for key in jax.random.split(jax.random.key(seed), count)]
 
 
-def _matrix(case: Case, key: jax.Array) -> Weight:
-    """Random weights of about D ** -0.5, with different scales."""
+def matrix(case: Case, key: jax.Array, word: Word) -> Weight:
+    """Random weights of about D ** -0.5, with different scales, in a back end's words."""
     data_key, scale_key = jax.random.split(key)
     if case.format == _DTYPE:
         return jax.random.normal(data_key, case.shape, _DTYPE) * jnp.asarray(
             case.depth**-0.5, _DTYPE
         )
-    w = low_bit.random(data_key, case.shape, case.format, _DTYPE)
+    w = low_bit.random(data_key, case.shape, case.format, _DTYPE, word)
     factor = jax.random.uniform(scale_key, w.scale.shape, minval=0.5, maxval=1.5)
     return dataclasses.replace(w, scale=w.scale * factor)
 
