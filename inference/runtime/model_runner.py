@@ -3,7 +3,6 @@ warm-up.
 """
 
 import itertools
-import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,14 @@ from jax.sharding import Mesh
 from configs.engine import Config
 from configs.errors import InputError
 from inference.runtime import batch as batches
-from inference.runtime import compilation_cache, cpu_kernels, packed_output, step, swap
+from inference.runtime import (
+    compilation_cache,
+    cpu_kernels,
+    implementations,
+    packed_output,
+    step,
+    swap,
+)
 from inference.runtime.batch import Admissions, Inputs
 from inference.runtime.executables import Executable, Executables
 from inference.runtime.packed_output import PackedOutput
@@ -66,22 +72,8 @@ def for_this_device(config: Config) -> tuple[Config, str]:
         drafting = config.draft or config.model
         is_free = is_native and step_shapes.leaves_padding_out(config, drafting)
         config = config.with_engine(free_padding=is_free)
-    _log(config, attention)
+    implementations.log(config, attention, device)
     return config, attention.name
-
-
-def _log(config: Config, attention: api.Choice) -> None:
-    """One line names the implementations; it is a warning where a faster one cannot run."""
-    device = target_device()
-    is_slow = attention.name == "reference" and config.engine.kernels.attention is None
-    why = "".join(f"; {name} {reason}" for name, reason in attention.passed_over.items())
-    # Where the CPU's library is not there, a line of its own has said why.
-    warns = is_slow and not backends.of(device).has_native_kernels
-    level = logging.WARNING if warns else logging.INFO
-    logging.log(
-        level, "on %s: attention by %s, products by %s%s", device.kind, attention.name,
-        config.engine.kernels.linear, why,
-    )  # fmt: skip
 
 
 # Of weights, and of pages with slots where they are kept, as `host_memory.offload` makes them.

@@ -80,6 +80,7 @@ class Backend:
         word: type of the words that planes of bits lie in (`low_bit.py`).
         prefetches_weights: weights are arguments of the program, which no kernel of it writes, so a
             product may read them while the launches before it still run.
+        skinny_kernel: name of the kernel of `skinny_product`; None: there is none.
         rows: kernels of rows; None: XLA computes them.
         scan: a kernel of states (`kernels/recurrence/ffi_cpu.py`); None: by XLA.
     """
@@ -102,6 +103,7 @@ class Backend:
     least_rows: int = 1
     word: Word = np.uint8
     prefetches_weights: bool = False
+    skinny_kernel: str | None = None
     rows: RowKernels | None = None
     scan: StateKernel | None = None
 
@@ -114,6 +116,10 @@ class Backend:
         last; or one block, and a matrix with None: float32 [B, W, F].
         """
         return None
+
+    def why_no_product(self, w: jax.Array | Quantized) -> str:
+        """Why `skinny_product` has no kernel for any rows and w; "" if w's format alone says it."""
+        return ""
 
     def expanded(self, w: Quantized) -> jax.Array | None:
         """A matrix of few bits in its `dtype`; None: XLA expands it."""

@@ -43,6 +43,7 @@ class Hopper(Gpu):
     """NVIDIA's H100, H200, H800 and H20."""
 
     word: Word = np.uint16
+    skinny_kernel: str | None = "skinny_gpu"
 
     # Kernels whose blocks wait for each other (`attention/splits.py`) need a device of their own:
     # each of two at a time could hold the multiprocessors that the other's blocks wait for.
@@ -60,6 +61,18 @@ class Hopper(Gpu):
         if not skinny_gpu.can_multiply(num_rows, w):
             return None
         return functools.partial(skinny_gpu.products, prefetch=self.prefetches_weights)
+
+    def why_no_product(self, w: jax.Array | Quantized) -> str:
+        from layers.kernels.linear import skinny_operands
+
+        *_, F, D = w.shape
+        if w.dtype != "bfloat16":
+            return ""
+        if F % skinny_operands.PART:
+            return f"{F:,} features: no multiple of {skinny_operands.PART}"
+        if D % (step := skinny_operands.of(w).step):
+            return f"depth {D:,}: no multiple of {step}"
+        return ""
 
     def gated_product(
         self, x_TD: jax.Array, w: Any, activation: str, dtype: str

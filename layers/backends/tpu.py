@@ -16,6 +16,7 @@ class Tpu(Backend):
     """Google's TPUs."""
 
     attention: tuple[str, ...] = ("pallas_tpu", "jax_tpu")
+    skinny_kernel: str | None = "low_bit_tpu"
     has_free_views: bool = False  # arrays are tiled by shape and type
     least_rows: int = 2  # XLA gives a lone row to the vector units, which take longer than memory
 

@@ -12,6 +12,7 @@ from configs.cache import keys_values, latent
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.hardware import catalog
+from inference.checkpoints import weight_formats
 from inference.runtime import model_runner
 from layers.kernels import autotune, tuning
 from layers.kernels.attention import api, ffi_cpu, gpu, gpu_latent, jax_tpu, reference, tpu
@@ -447,17 +448,46 @@ def test_choices_that_cannot_be_read_are_not_loaded(monkeypatch, tmp_path, caplo
 
 
 @pytest.mark.parametrize(("device", "level", "line"), [
-    (_H200, "INFO", "on NVIDIA H200: attention by pallas_gpu, products by reference"),
+    (_H200, "INFO", "on NVIDIA H200: attention by pallas_gpu, products by XLA"),
     (Device("gpu", "NVIDIA A100", 108), "WARNING",
-     "on NVIDIA A100: attention by reference, products by reference; pallas_gpu runs on Hopper"),
+     "on NVIDIA A100: attention by reference, products by XLA; pallas_gpu runs on Hopper"),
 ])  # fmt: skip
 def test_a_start_names_its_implementations(monkeypatch, caplog, device, level, line):
+    """Matrices of 24 features have no kernel."""
     for module in (api, linear, model_runner):
         monkeypatch.setattr(module, "target_device", lambda: device)
     caplog.set_level("INFO")
     model_runner.for_this_device(_config(None))
     (record,) = caplog.records
     assert record.levelname == level and record.getMessage().startswith(line)
+
+
+@pytest.mark.parametrize(("name", "format", "device", "products"), [
+    ("llama3-8b", None, _H200, "of up to 64 rows by skinny_gpu"),
+    ("llama3-8b", "int4_g32", _H200, "of up to 64 rows (int4_g32: 48) by skinny_gpu"),
+    ("llama3-8b", "w8a8", _H200,
+     "of up to 64 rows by skinny_gpu, except 128 matrices of w8a8 by XLA"),
+    ("gpt-oss-20b", "mxfp4", _H200,
+     "of up to 48 rows by skinny_gpu, except 1 matrix of int8 (depth 2,880: no multiple of 128), "
+     "72 matrices of mxfp4 (depth 2,880: no multiple of 256), 24 matrices of float32 by XLA"),
+    ("llama3-8b", None, _V6E, "by XLA: 129 matrices of bfloat16"),
+    ("llama3-8b", "int4", _V6E,
+     "of up to 128 rows by low_bit_tpu, except 1 matrix of int8 by XLA"),
+])  # fmt: skip
+def test_a_start_names_products_and_what_has_no_kernel(
+    monkeypatch, caplog, name, format, device, products
+):
+    for module in (api, linear, model_runner):
+        monkeypatch.setattr(module, "target_device", lambda: device)
+    caplog.set_level("INFO")
+    model = presets.get(name).config
+    if format is not None:
+        formats = weight_formats.rounded(model, format)
+        model = dataclasses.replace(model, formats=tuple(formats.items()))
+    engine = EngineConfig.of(max_context=4096, cache_bytes=8 << 30)
+    model_runner.for_this_device(Config(model, engine).for_platform(device.platform))
+    (record,) = caplog.records
+    assert record.getMessage().endswith(f", products {products}")
 
 
 @pytest.mark.parametrize(("device", "dtype"), [
