@@ -9,9 +9,25 @@ from typing import Any
 import jax
 import pytest
 from jax._src.pallas.mosaic.interpret import thread_map
+from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as of_gpu
 from jax._src.pallas.mosaic_gpu.interpret import shared_memory
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no public name in 0.10
 
+HOPPER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))  # 0.10 overlooks them
 _compiling = threading.Lock()
+
+
+def check_races(interpret: InterpretGPUParams | None) -> None:
+    """The last kernel had none, where it was interpreted and not compiled (None)."""
+    if interpret is not None and interpret.detect_races:
+        assert not of_gpu.get_races().races_found
+
+
+def sum_error(interpret: InterpretGPUParams | None) -> float:
+    """What a float32 sum of products may be off, as a share of the sum of their sizes: some units
+    of 2^-24 on a CPU; tensor cores cut what they align to the largest.
+    """
+    return 2e-6 if interpret is None else 2e-7
 
 
 @functools.lru_cache(16)

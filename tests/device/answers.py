@@ -1,8 +1,19 @@
-"""What an engine on the device at hand answers, to be compared with another's."""
+"""What an engine on the device at hand answers, by its kernels and by XLA alone."""
 
-from collections.abc import Sequence
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import pytest
+
+from configs.model import ModelConfig
 from inference.engine import Engine
+from layers.backends import backends
+from layers.kernels.device import target_device
+from scripts.reports import agreement
 from scripts.reports.agreement import Answer
 from tests import fakes
 
@@ -28,3 +39,35 @@ def answers(
     for text, score in zip(texts, engine.score(texts), strict=True):
         found.append(Answer(text[1:], score.logprobs, []))
     return found, texts
+
+
+@contextlib.contextmanager
+def by_xla_alone() -> Iterator[None]:
+    """Engines that are made and run in this context have none of our kernels."""
+    platforms = {"gpu": backends.GPU, "cpu": backends.XLA_CPU}
+    backend = platforms.get(target_device().platform, backends.XLA)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "of", lambda device, linear=None: backend)
+        yield
+
+
+def check_engine(
+    engine_of: Callable[[str | None, ModelConfig, Any], Engine],
+    model: ModelConfig,
+    attention: str | None = None,
+) -> None:
+    """By the device's kernels a model in bfloat16 is as far from float32 by XLA as bfloat16 by XLA
+    is: both round as often, each its own sums, so one may be off by twice what the other is.
+
+    Args:
+        engine_of: (attention, model, parameters) -> engine.
+        attention: the implementation beside the reference; None: the device's.
+    """
+    params = fakes.real_params(model)
+    exact = dataclasses.replace(model, dtype="float32"), jax.tree.map(jnp.float32, params)
+    with by_xla_alone():
+        expected, texts = answers(engine_of("reference", *exact))
+        rounded, _ = answers(engine_of("reference", model, params), texts)
+    answered, _ = answers(engine_of(attention, model, params), texts)
+    bound = 2 * agreement.compare(rounded, expected).worst
+    assert agreement.compare(answered, expected).worst <= bound

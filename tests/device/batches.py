@@ -7,6 +7,7 @@ import numpy as np
 
 from configs.cache import PageFormat
 from tests.layers import paged_case
+from tests.layers.paged_case import Sight
 
 _SEQUENCES, _MOST_TOKENS = 6, 500
 
@@ -19,7 +20,7 @@ class Rows(NamedTuple):
     page_tokens: int
     queries: int
     dtype: str = "bfloat16"
-    window: int | None = None
+    window: int | None | Sight = None
     cap: float | None = None
     has_sinks: bool = False
     masks: Mapping[str, Any] = {}
@@ -32,11 +33,15 @@ DECODE = {
     "one KV head": Rows((16, 1), 64, 64, 1, "float16", has_sinks=True),
     "odd group, cap": Rows((9, 3), 64, 64, 1, window=90, cap=3.0),
     "drafts": Rows((8, 2), 128, 64, 5, window=70),
+    "first tokens": Rows((8, 2), 64, 64, 1, window=Sight(40, first_tokens=70)),
 }
 OTHERS = {
     "a tree": Rows((4, 2), 64, 64, 8, has_sinks=True, masks={"trees": True}),
     "a tree, window": Rows((4, 4), 128, 64, 16, window=5, masks={"trees": True}),
     "a canvas": Rows((4, 2), 64, 64, 40, "float16", masks={"canvases": True}),
+    "first tokens, drafts": Rows((32, 8), 128, 64, 5, window=Sight(100, first_tokens=4)),
+    "first tokens, a prompt": Rows((8, 2), 128, 64, 40, window=Sight(24, first_tokens=140)),
+    "chunks": Rows((8, 2), 128, 64, 5, window=Sight(70, chunked=True)),
     "a prompt": Rows((32, 8), 128, 64, 64),
     "wide heads": Rows((8, 4), 256, 64, 33, window=100, cap=50.0),
     "a prompt, wide heads": Rows((16, 8), 256, 64, 40, window=100, cap=50.0),

@@ -22,6 +22,6 @@ def test_every_batch_fits_the_pool(case):
     ).sum()
 
 
-@pytest.mark.parametrize("case", ["odd group, cap", "a tree", "a canvas"])
+@pytest.mark.parametrize("case", ["odd group, cap", "a tree", "a canvas", "first tokens", "chunks"])
 def test_the_reference_passes(case):
     check("reference", case, SEEDS[-1:])

@@ -1,8 +1,7 @@
-"""Products of sorted rows with experts' matrices on the device at hand, beside float64, and a model
-with latents and experts that decodes with the device's kernels.
+"""Products with experts' matrices and mixtures on the device at hand, beside float64 and XLA, and a
+model with latents and experts that decodes with the device's kernels.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -20,9 +19,9 @@ from layers.backends import backends
 from layers.kernels.attention import api as attention
 from layers.kernels.device import target_device
 from layers.kernels.linear import grouped
-from scripts.reports import agreement
-from tests import fakes
-from tests.device.answers import answers
+from tests.device.answers import check_engine
+from tests.device.hopper import hopper  # noqa: F401
+from tests.layers.kernels import test_expert_products, test_routing
 
 pytestmark = pytest.mark.device
 
@@ -59,8 +58,28 @@ def test_a_grouped_product_equals_float64(model, num_rows):
         np.testing.assert_array_equal(again_XF, found_XF)
 
 
-def test_an_engine_with_latents_and_experts_answers_as_by_the_reference(monkeypatch):
-    """No farther from the reference in bfloat16 than that is from float32."""
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("num_tokens, num_experts, top_k", [(5, 72, 6), (64, 128, 8), (1, 32, 4)])
+@pytest.mark.parametrize("name", test_routing.ROUTERS)
+def test_routing_of_few_tokens(name, num_tokens, num_experts, top_k):
+    router = test_routing.ROUTERS[name]
+    test_routing.check(router, num_tokens, num_experts, top_k, 0, interpret=None)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("format, num_tokens, counts, options", test_expert_products.CASES)
+def test_products_of_few_tokens(format, num_tokens, counts, options):
+    for sizes in ((256, 256), (2048, 768)):
+        test_expert_products.check(format, num_tokens, counts, sizes, 0, **options, interpret=None)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("name", test_expert_products.KINDS)
+def test_a_mixture_equals_xlas(name):
+    test_expert_products.check_mixture(name, interpret=None)
+
+
+def test_an_engine_with_latents_and_experts_answers_as_by_xla():
     latent = Latent(16, rank=128, rope_width=64, nope_width=32, value_width=32)
     model = ModelConfig(
         "device-experts", "deepseek_v3", 131, width=256, num_layers=2, max_context=512,
@@ -70,14 +89,7 @@ def test_an_engine_with_latents_and_experts_answers_as_by_the_reference(monkeypa
     name = attention.choose(_config(None, model)).name
     if name in ("reference", "ffi_cpu"):
         pytest.skip("this device has no kernel for latents")
-    params = fakes.real_params(model)
-    exact = dataclasses.replace(model, dtype="float32"), jax.tree.map(jnp.float32, params)
-    expected, texts = answers(_engine("reference", *exact))
-    answered, _ = answers(_engine(name, model, params), texts)
-    monkeypatch.setattr(type(backends.of(target_device())), "grouped_product", lambda *_: None)
-    rounded, _ = answers(_engine("reference", model, params), texts)
-    bound = agreement.compare(rounded, expected).worst
-    assert agreement.compare(answered, rounded).worst <= bound
+    check_engine(lambda *of: Engine(_config(*of[:2]), of[2]), model, name)
 
 
 def _config(name, model):
@@ -86,7 +98,3 @@ def _config(name, model):
         attention=name, max_seqs=4, page_tokens=page_tokens, cache_bytes=32 << 20, top_logprobs=8
     )
     return Config(model, settings)
-
-
-def _engine(name, model, params):
-    return Engine(_config(name, model), params)

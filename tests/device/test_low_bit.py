@@ -9,9 +9,11 @@ import pytest
 
 from configs.precision import FORMATS
 from layers.backends import backends
-from layers.kernels.linear import low_bit_product
+from layers.kernels.linear import low_bit_product, skinny_gpu
 from layers.linear import linear
+from tests.device.hopper import hopper  # noqa: F401
 from tests.layers.kernels.test_low_bit import drawn, tokens
+from tests.layers.kernels.test_low_bit_kernels import GPU_CASES, check
 
 pytestmark = pytest.mark.device
 
@@ -41,6 +43,13 @@ def test_products_are_exact_up_to_their_sums(format, num_rows):
         assert error.max() < (2e-6 if is_exact else 2**-9), error.max()
     again = np.asarray(multiply(x_BTD, w, matrix_B))
     np.testing.assert_array_equal(again[:2], result[:2])
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("case", GPU_CASES, ids=str)
+def test_small_matrices_are_multiplied_up_to_their_sums(case):
+    """In few tiles, which clusters share, and of blocks without a matrix."""
+    check(jax.jit(skinny_gpu.products), case, "bfloat16", np.uint16, None)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 16, 18, 64])

@@ -8,19 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreted_gpu
-from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no public name in 0.10
 
 from layers import page_rows
 from layers.backends import backends
 from layers.kernels.attention import append_gpu
 from tests import compiling
-from tests.interpreted import threads_are_compiled_once  # noqa: F401
+from tests.interpreted import HOPPER, check_races, threads_are_compiled_once  # noqa: F401
 
 pytestmark = pytest.mark.quick_code
 
-_INTERPRETER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))
-_APPEND = functools.partial(append_gpu.append, interpret=_INTERPRETER)
 _EPS, _OFFSET, _SCALE, _PAGE_TOKENS = 1e-3, 1.0, 0.3, 8
 
 
@@ -35,7 +31,7 @@ def _headed(x_TNH, weight_H, angles):
     return np.concatenate([*turned, x_TNH[..., 2 * pairs :]], axis=-1)
 
 
-def _check(T, N, K, H, pairs, has_norms, has_bias, seed=0):
+def check(T, N, K, H, pairs, has_norms, has_bias, seed=0, interpret=HOPPER):
     """Queries and rows of pages are float64's within the rounding of bfloat16; padding, and what
     lies beside the tokens, is written nowhere.
     """
@@ -52,9 +48,10 @@ def _check(T, N, K, H, pairs, has_norms, has_bias, seed=0):
     pages = jnp.asarray(draw((9, _PAGE_TOKENS, 2 * K * H)), jnp.bfloat16)
     bias_X = jnp.asarray(draw(qkv_TX.shape[1]), jnp.bfloat16) if has_bias else None
     q_TNH, after = compiling.call(
-        _APPEND, qkv_TX, angles, norms, (page_T, offset_T),
+        append_gpu.append, qkv_TX, angles, norms, (page_T, offset_T),
         jax.lax.bitcast_convert_type(pages, jnp.uint16), shape=(N, K, H), dtype="bfloat16",
         scale=_SCALE, eps=_EPS, offset=_OFFSET, bias_X=bias_X,
+        interpret=interpret,
     )  # fmt: skip
     if bias_X is not None:
         qkv_TX = qkv_TX + np.asarray(bias_X, np.float32)
@@ -79,17 +76,19 @@ def _check(T, N, K, H, pairs, has_norms, has_bias, seed=0):
     unwritten = np.ones(stored.shape[:2], bool)
     unwritten[page_T[is_token], offset_T[is_token]] = False
     np.testing.assert_array_equal(stored[unwritten], expected[unwritten])
-    if _INTERPRETER.detect_races:
-        assert not interpreted_gpu.get_races().races_found
+    check_races(interpret)
 
 
-@pytest.mark.parametrize("N, K, H, pairs, has_norms, has_bias", [
+CASES = [  # N, K, H, pairs, has_norms, has_bias
     (4, 2, 128, 64, True, False), (2, 2, 128, 16, False, True), (2, 1, 256, 128, True, False),
     (1, 1, 128, 0, True, True), (6, 2, 64, 32, False, True), (4, 4, 64, 8, False, False),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("N, K, H, pairs, has_norms, has_bias", CASES)
 def test_a_gpus_kernel_equals_float64(N, K, H, pairs, has_norms, has_bias):
     assert append_gpu.can_append((N, K, H), has_norms)
-    _check(3, N, K, H, pairs, has_norms, has_bias)
+    check(3, N, K, H, pairs, has_norms, has_bias)
 
 
 @pytest.mark.long
@@ -100,7 +99,7 @@ def test_random_tokens_of_a_gpu(seed):
     K = 2 * int(generator.integers(1, 3)) if H == 64 else int(generator.integers(1, 3))
     N, pairs = K * int(generator.integers(1, 4)), int(generator.integers(0, H // 4 + 1)) * 2
     has_norms, has_bias = has_norms and H > 64, bool(generator.integers(2))
-    _check(int(generator.integers(1, 6)), N, K, H, pairs, has_norms, has_bias, seed)
+    check(int(generator.integers(1, 6)), N, K, H, pairs, has_norms, has_bias, seed)
 
 
 @pytest.mark.parametrize("backend, attention, shape, has_norms, has_kernel", [

@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreted_gpu
-from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no public name in 0.10
 
 from layers import decoder, norm
 from layers.backends import backends
@@ -18,16 +16,14 @@ from layers.backends.cpu import XlaCpu
 from layers.kernels.norm import gpu
 from layers.ragged import contiguous
 from tests import compiling, fakes
-from tests.interpreted import threads_are_compiled_once  # noqa: F401
+from tests.interpreted import HOPPER, check_races, threads_are_compiled_once  # noqa: F401
 
 pytestmark = pytest.mark.quick_code
 
-_INTERPRETER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))
-_ON_GPU = functools.partial(gpu.of_sum, interpret=_INTERPRETER)
 _EPS = 1e-5
 
 
-def _check(T, D, has_addend, has_bias, offset, dtype, weights_dtype, seed=0):
+def check(T, D, has_addend, has_bias, offset, dtype, weights_dtype, seed=0, interpret=HOPPER):
     """Sums exactly, and their norms within the rounding of float32, or of `dtype`."""
     draw = functools.partial(np.random.default_rng(seed).standard_normal, dtype=np.float32)
     x_TD = draw((T, D)) + 3
@@ -35,7 +31,15 @@ def _check(T, D, has_addend, has_bias, offset, dtype, weights_dtype, seed=0):
     weight_D = jnp.asarray(draw(D), weights_dtype)
     bias_D = jnp.asarray(draw(D), weights_dtype) if has_bias else None
     normed_TD, sum_TD = compiling.call(
-        _ON_GPU, x_TD, addend_TD, weight_D, bias_D, eps=_EPS, offset=offset, dtype=dtype
+        gpu.of_sum,
+        x_TD,
+        addend_TD,
+        weight_D,
+        bias_D,
+        eps=_EPS,
+        offset=offset,
+        dtype=dtype,
+        interpret=interpret,
     )
     assert normed_TD.dtype == dtype and sum_TD.dtype == jnp.float32
     expected = x_TD if addend_TD is None else x_TD + addend_TD
@@ -51,21 +55,23 @@ def _check(T, D, has_addend, has_bias, offset, dtype, weights_dtype, seed=0):
     np.testing.assert_allclose(
         np.asarray(normed_TD, np.float64), expected, rtol=precision, atol=2e-6
     )
-    if _INTERPRETER.detect_races:
-        assert not interpreted_gpu.get_races().races_found
+    check_races(interpret)
 
 
-@pytest.mark.parametrize("T, D, has_addend, has_bias, offset, dtype, weights_dtype", [
+CASES = [  # T, D, has_addend, has_bias, offset, dtype, weights_dtype
     (1, 512, True, False, 0.0, "bfloat16", "bfloat16"),
     (3, 576, True, False, 1.0, "float32", "float32"),
     (2, 576, True, True, 0.0, "bfloat16", "bfloat16"),
     (2, 136, False, True, 1.0, "float32", "bfloat16"),
     (2, 384, False, False, 0.0, "float32", "float32"),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("T, D, has_addend, has_bias, offset, dtype, weights_dtype", CASES)
 def test_a_gpus_kernel_equals_float64(T, D, has_addend, has_bias, offset, dtype, weights_dtype):
     """Of widths that threads divide and of others, whose last elements two spans hold."""
     assert gpu.can_normalize(D)
-    _check(T, D, has_addend, has_bias, offset, dtype, weights_dtype)
+    check(T, D, has_addend, has_bias, offset, dtype, weights_dtype)
 
 
 @pytest.mark.long
@@ -75,7 +81,7 @@ def test_random_rows_of_a_gpu(seed):
     has_addend, has_bias, has_offset, is_half, has_halves = generator.integers(0, 2, 5) > 0
     T, D = int(generator.integers(1, 5)), 8 * int(generator.integers(16, 200))
     dtypes = ["bfloat16" if half else "float32" for half in (is_half, has_halves)]
-    _check(T, D, has_addend, has_bias, float(has_offset), *dtypes, seed)
+    check(T, D, has_addend, has_bias, float(has_offset), *dtypes, seed)
 
 
 def test_widths_without_a_kernel():

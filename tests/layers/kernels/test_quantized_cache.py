@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreted_gpu
-from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 from jax.experimental.pallas import tpu as pltpu
 
 from configs.cache import CacheSpec, PageFormat, keys_values, latent
@@ -16,7 +14,7 @@ from layers import page_rows
 from layers.kernels.attention import ffi_cpu, gpu, hopper_pages, reference, tpu
 from layers.kernels.attention.contract import Options
 from tests import compiling
-from tests.interpreted import threads_are_compiled_once  # noqa: F401
+from tests.interpreted import HOPPER, check_races, threads_are_compiled_once  # noqa: F401
 from tests.layers import native, paged_case, quantized_rows
 from tests.layers.native import instruction_set  # noqa: F401
 
@@ -247,8 +245,7 @@ def test_the_tpu_kernel_appends_and_reads_them(name, case, monkeypatch):
     np.testing.assert_array_equal(np.asarray(after)[1:], np.asarray(padded(pages))[1:])
 
 
-_HOPPER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))  # 0.10 overlooks them
-_HOPPER_CASES = {  # (N, K), page tokens, query tokens, head width, window, cap, sinks, masks
+HOPPER_CASES = {  # (N, K), page tokens, query tokens, head width, window, cap, sinks, masks
     "one token": ((9, 3), 64, 1, 128, None, None, False, {}),
     "one token, all at once": ((10, 5), 128, 1, 64, 90, 3.0, True, {}),
     "drafts, wide heads": ((4, 2), 64, 4, 256, 70, None, False, {}),
@@ -268,10 +265,10 @@ _HOPPER_CASES = {  # (N, K), page tokens, query tokens, head width, window, cap,
 
 
 @functools.cache
-def _on_hopper(page_format: PageFormat, window: int | None, cap: float | None, **sizes):
+def _on_hopper(page_format: PageFormat, window: int | None, cap: float | None, **options):
     def attend(q_YWNH, pages, rectangle, sinks_N):
         told = rectangle, 0, page_format, paged_case.options(window, cap, sinks_N)
-        return gpu.attend_pages(q_YWNH, pages, *told, **sizes, interpret=_HOPPER)
+        return gpu.attend_pages(q_YWNH, pages, *told, **options)
 
     return compiling.jit(attend)
 
@@ -281,20 +278,19 @@ def _hopper_pages(drawn: paged_case.Case) -> jax.Array:
     return words.reshape(*drawn.pages.shape[:2], -1)
 
 
-def _check_on_hopper(name, case, lengths, seed=0, **sizes):
+def check_on_hopper(name, case, lengths, seed=0, interpret=HOPPER, **sizes):
     """Against float64 of what pages hold, without a race, and twice the same bits."""
-    heads, page_tokens, width, head_width, window, cap, has_sinks, masks = _HOPPER_CASES[case]
+    heads, page_tokens, width, head_width, window, cap, has_sinks, masks = HOPPER_CASES[case]
     drawn = paged_case.Case(
         lengths, heads, page_tokens, width, "bfloat16", seed, head_width, head_width**-0.5,
         stored=name, rounds=False, **masks,
     )  # fmt: skip
     sinks_N = np.float32(np.random.default_rng(seed).normal(size=heads[0])) if has_sinks else None
     q_YWNH, _, rectangle = drawn.arguments
-    attend = _on_hopper(drawn.page_format, window, cap, **sizes)
+    attend = _on_hopper(drawn.page_format, window, cap, interpret=interpret, **sizes)
     arguments = q_YWNH, _hopper_pages(drawn), rectangle, sinks_N
     found = attend(*arguments)
-    if _HOPPER.detect_races:
-        assert not interpreted_gpu.get_races().races_found
+    check_races(interpret)
     drawn.check(found, window, cap, sinks_N, is_rounded=not sizes)
     again = np.asarray(attend(*arguments))
     np.testing.assert_array_equal(again[drawn.valid_YW], np.asarray(found)[drawn.valid_YW])
@@ -308,22 +304,22 @@ def _check_on_hopper(name, case, lengths, seed=0, **sizes):
         ("fp8", "latents", {}),
         *(
             pytest.param(name, case, {"num_splits": 2}, marks=pytest.mark.long)
-            for name in hopper_pages.FORMATS for case in _HOPPER_CASES
+            for name in hopper_pages.FORMATS for case in HOPPER_CASES
         ),
     ],
 )  # fmt: skip
 def test_the_hopper_kernel_reads_them(name, case, sizes):
-    _check_on_hopper(name, case, (0, 65, 172), **sizes)
+    check_on_hopper(name, case, (0, 65, 172), **sizes)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", hopper_pages.FORMATS)
-@pytest.mark.parametrize("case", _HOPPER_CASES)
+@pytest.mark.parametrize("case", HOPPER_CASES)
 def test_500_random_batches_on_hopper(name, case):
-    for seed in range(1, 1 + -(-250 // len(_HOPPER_CASES))):
+    for seed in range(1, 1 + -(-250 // len(HOPPER_CASES))):
         generator = np.random.default_rng(seed)
         lengths = (generator.integers(0, 300, 3) * (generator.random(3) < 0.9)).tolist()
-        _check_on_hopper(name, case, lengths, seed, **({"num_splits": 2} if seed % 2 else {}))
+        check_on_hopper(name, case, lengths, seed, **({"num_splits": 2} if seed % 2 else {}))
 
 
 @pytest.mark.parametrize(("at", "position", "window", "seen_by"), [
@@ -340,7 +336,8 @@ def test_a_nan_on_hopper_reaches_those_that_see_it(at, position, window, seen_by
     place = drawn.table_YP[1, position // 64], position % 64
     pages = _hopper_pages(drawn).at[place].set(row_TX[0])
     q_YWNH, _, rectangle = drawn.arguments
-    found = np.asarray(_on_hopper(drawn.page_format, window, None)(q_YWNH, pages, rectangle, None))
+    attend = _on_hopper(drawn.page_format, window, None, interpret=HOPPER)
+    found = np.asarray(attend(q_YWNH, pages, rectangle, None))
     is_nan = np.zeros((2, 4, 4), bool)
     is_nan[1, seen_by, :2] = True
     np.testing.assert_array_equal(np.isnan(found).any(-1), is_nan)

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreted_gpu
-from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no public name in 0.10
 from jax.experimental.pallas import tpu as pltpu
 
 from layers.backends import backends
@@ -19,7 +17,7 @@ from layers.recurrence import linear, rows
 from layers.recurrence.rows import Recurrence
 from tests import compiling
 from tests.accelerators import mesh, primitives
-from tests.interpreted import threads_are_compiled_once  # noqa: F401
+from tests.interpreted import HOPPER, check_races, threads_are_compiled_once  # noqa: F401
 from tests.layers.kernels import recurrent_case
 from tests.layers.native import instruction_set, need, refused  # noqa: F401
 from tests.layers.recurrence.forms import close
@@ -27,9 +25,7 @@ from tests.layers.recurrence.forms import close
 pytestmark = pytest.mark.quick_code
 
 _ON_TPU = functools.partial(tpu.update, interpret=pltpu.InterpretParams(detect_races=True))
-_INTERPRETER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))
-_ON_GPU = functools.partial(gpu.update, interpret=_INTERPRETER)
-_CONVOLVE = functools.partial(convolution_gpu.convolve, interpret=_INTERPRETER)
+_ON_GPU = functools.partial(gpu.update, interpret=HOPPER)
 _on_tpu, _on_gpu = (functools.partial(compiling.call, each) for each in (_ON_TPU, _ON_GPU))
 # N, K, M, H: heads that share keys, few and odd numbers of heads, either axis along the lanes.
 _CASES = {
@@ -65,11 +61,12 @@ def test_a_tpus_kernel_equals_a_loop_in_float64(case, has_beta, num_drafts, coun
 def test_a_gpus_kernel_equals_a_loop_in_float64(sizes, has_beta, num_drafts, counts):
     assert gpu.can_update(sizes[2:])
     recurrent_case.check(_on_gpu, sizes, counts, num_drafts, has_beta)
-    if _INTERPRETER.detect_races:
-        assert not interpreted_gpu.get_races().races_found
+    check_races(HOPPER)
 
 
-def _check_convolution(counts, num_drafts, widths, num_taps, has_bias, has_silu, seed):
+def check_convolution(
+    counts, num_drafts, widths, num_taps, has_bias, has_silu, seed, interpret=HOPPER
+):
     """The kernel's outputs and tails are those of a loop in float64; it writes no other tail."""
     draw = functools.partial(np.random.default_rng(seed).standard_normal, dtype=np.float32)
     rectangle, X = recurrent_case.rows(num_drafts, counts, seed), sum(widths)
@@ -78,7 +75,15 @@ def _check_convolution(counts, num_drafts, widths, num_taps, has_bias, has_silu,
     tails = draw((recurrent_case.SLOTS + 1, 1 + num_drafts, num_taps - 1, X))
     x = draw((*rectangle.position_YW.shape, X))
     outs, after = compiling.call(
-        _CONVOLVE, x, taps, bias, tails, rectangle, widths=widths, has_silu=has_silu
+        convolution_gpu.convolve,
+        x,
+        taps,
+        bias,
+        tails,
+        rectangle,
+        widths=widths,
+        has_silu=has_silu,
+        interpret=interpret,
     )
     assert tuple(out.shape[2] for out in outs) == widths
     out, expected = np.concatenate(outs, axis=2), tails.astype(np.float64)
@@ -91,20 +96,20 @@ def _check_convolution(counts, num_drafts, widths, num_taps, has_bias, has_silu,
             close(out[y, w], total / (1 + np.exp(-total)) if has_silu else total, 3e-6)
             expected[slot, p % (1 + num_drafts)] = window[1:]
     np.testing.assert_array_equal(after, expected)
-    if _INTERPRETER.detect_races:
-        assert not interpreted_gpu.get_races().races_found
+    check_races(interpret)
+
+
+CONVOLUTIONS = [((256, 128, 128), 4, True, True), ((128,), 2, False, False)]
 
 
 @pytest.mark.parametrize("num_drafts, counts", [(0, [1, 1, 0, 1, 0]), (2, [3, 0, 1, 2, 0])])
-@pytest.mark.parametrize("widths, num_taps, has_bias, has_silu", [
-    ((256, 128, 128), 4, True, True), ((128,), 2, False, False),
-])  # fmt: skip
+@pytest.mark.parametrize("widths, num_taps, has_bias, has_silu", CONVOLUTIONS)
 def test_a_gpus_convolution_equals_a_loop_in_float64(
     widths, num_taps, has_bias, has_silu, num_drafts, counts
 ):
     assert convolution_gpu.can_convolve(widths)
     assert not convolution_gpu.can_convolve((*widths, 64))
-    _check_convolution(counts, num_drafts, widths, num_taps, has_bias, has_silu, 0)
+    check_convolution(counts, num_drafts, widths, num_taps, has_bias, has_silu, 0)
 
 
 @pytest.mark.long
@@ -116,7 +121,7 @@ def test_random_convolutions_of_a_gpu(seed):
     widths = tuple((128 * generator.integers(1, 3, generator.integers(1, 4))).tolist())
     has_bias, has_silu = generator.integers(0, 2, 2) > 0
     num_taps = int(generator.integers(2, 5))
-    _check_convolution(counts, num_drafts, widths, num_taps, has_bias, bool(has_silu), seed)
+    check_convolution(counts, num_drafts, widths, num_taps, has_bias, bool(has_silu), seed)
 
 
 @pytest.mark.parametrize("decays", ["of heads", "of keys"])

@@ -5,18 +5,15 @@ import functools
 import jax
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreted
-from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no public name in 0.10
 
 from configs.kinds.experts import Router
 from layers.feed_forwards import routing
 from layers.kernels.experts import routing_gpu
-from tests.interpreted import threads_are_compiled_once  # noqa: F401
+from tests.interpreted import HOPPER, check_races, threads_are_compiled_once  # noqa: F401
 
 pytestmark = pytest.mark.quick_code
 
-_INTERPRETER = InterpretGPUParams(detect_races=jax.__version_info__ >= (0, 11))
-_ROUTERS = {
+ROUTERS = {
     "softmax": Router(),
     "not normalized": Router(is_normalized=False, scale=3.0, has_bias=True),
     "sigmoid": Router("sigmoid", has_offsets=True, scale=2.5),
@@ -27,11 +24,11 @@ _ROUTERS = {
 }
 
 
-@functools.partial(jax.jit, static_argnames=("router", "top_k"))
-def _by_kernel(params, x_TD, valid_T, router, top_k):
+@functools.partial(jax.jit, static_argnames=("router", "top_k", "interpret"))
+def _by_kernel(params, x_TD, valid_T, router, top_k, interpret):
     return routing_gpu.route(
         x_TD @ params["router"].T + params.get("router_bias", 0), valid_T, router, top_k,
-        params.get("router_offsets"), params.get("router_factors"), _INTERPRETER,
+        params.get("router_offsets"), params.get("router_factors"), interpret,
     )  # fmt: skip
 
 
@@ -40,7 +37,9 @@ def _by_xla(params, x_TD, router, top_k):
     return routing.route(params, router, top_k, routing.logits(params, x_TD))
 
 
-def _check(router: Router, num_tokens: int, num_experts: int, top_k: int, seed: int) -> None:
+def check(
+    router: Router, num_tokens: int, num_experts: int, top_k: int, seed: int, interpret=HOPPER
+) -> None:
     """The same experts and numbers of tokens, weights up to rounding; equal scores among them."""
     generator = np.random.default_rng(seed)
     # Sums of few small integers are exact in any order, and often equal.
@@ -52,7 +51,7 @@ def _check(router: Router, num_tokens: int, num_experts: int, top_k: int, seed: 
         params["router_factors"] = generator.random(num_experts, np.float32)
     valid_T = generator.random(num_tokens) < 0.7
     assert routing_gpu.can_route(router, num_tokens, num_experts, top_k)
-    routed = _by_kernel(params, x_TD, valid_T, router, top_k)
+    routed = _by_kernel(params, x_TD, valid_T, router, top_k, interpret)
     weights_TJ, ids_TJ, scores_TE = _by_xla(params, x_TD, router, top_k)
     expected_TE = np.zeros((num_tokens, num_experts), np.float32)
     np.put_along_axis(expected_TE, np.asarray(ids_TJ), np.asarray(weights_TJ), 1)
@@ -69,22 +68,21 @@ def _check(router: Router, num_tokens: int, num_experts: int, top_k: int, seed: 
     share_TE = np.asarray(scores_TE / scores_TE.sum(1, keepdims=True))
     share_E = share_TE[valid_T].sum(0) / max(1, valid_T.sum())
     np.testing.assert_allclose(routed.share_E, share_E, rtol=1e-5)
-    if _INTERPRETER.detect_races:
-        assert not interpreted.get_races().races_found
+    check_races(interpret)
 
 
 @pytest.mark.parametrize("name", [
     "groups by two", *(pytest.param(name, marks=pytest.mark.long)
-                       for name in _ROUTERS if name != "groups by two"),
+                       for name in ROUTERS if name != "groups by two"),
 ])  # fmt: skip
 def test_a_router_chooses_as_by_xla(name):
     """The number of experts fills no tile of registers."""
-    _check(_ROUTERS[name], 5, 72, 6, 0)
+    check(ROUTERS[name], 5, 72, 6, 0)
 
 
 def test_tokens_beyond_the_registers_go_in_blocks(monkeypatch):
     monkeypatch.setattr(routing_gpu, "_MOST_ELEMENTS", 1024)
-    _check(Router(), 17, 64, 3, 1)
+    check(Router(), 17, 64, 3, 1)
 
 
 @pytest.mark.long
@@ -92,8 +90,8 @@ def test_tokens_beyond_the_registers_go_in_blocks(monkeypatch):
 def test_random_routing(seed):
     """Of 40 shapes."""
     generator = np.random.default_rng([45, seed % 40])
-    router = _ROUTERS[str(generator.choice(list(_ROUTERS)))]
+    router = ROUTERS[str(generator.choice(list(ROUTERS)))]
     num_experts = 4 * int(generator.integers(2, 40))
     num_eligible = num_experts // router.num_groups * router.top_groups
     top_k = int(generator.integers(1, min(8, num_eligible) + 1))
-    _check(router, int(generator.integers(1, 65)), num_experts, top_k, seed)
+    check(router, int(generator.integers(1, 65)), num_experts, top_k, seed)
