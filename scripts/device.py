@@ -3,9 +3,10 @@
 In this order: the device's rates, tests of kernels, products and whole steps in each format beside
 PyTorch's, XLA's choices, kernels of attention beside baselines and their sizes, prompts, an engine
 under load, other models, 500 random batches, and a real model's tokens. One command takes at most
-9 minutes; --resume runs what is not done yet, on any later day, for the same kind of device. Every
-part is a subprocess with a limit of its own; after each the page and the JSON are written again, so
-that nothing found is lost. Needs no network, and only the packages that `docs/kernels.md` lists.
+9 minutes; --resume runs what is not done yet by the present sources, on any later day, for the same
+kind of device. Every part is a subprocess with a limit of its own; after each the page and the JSON
+are written again, so that nothing found is lost. Needs no network, and only the packages that
+`docs/kernels.md` lists.
 """
 
 from scripts import interrupts  # noqa: F401
@@ -13,6 +14,7 @@ from scripts import interrupts  # noqa: F401
 # isort: split
 import dataclasses
 import datetime
+import hashlib
 import importlib.util
 import json
 import platform
@@ -44,11 +46,17 @@ _ARTIFACTS = flags.DEFINE_string(
 )
 _BUDGET_S = flags.DEFINE_float("budget_s", 540.0, "Seconds for all parts together.")
 _PARTS = flags.DEFINE_list("parts", None, "Only these, by name, added to this device's page.")
-_RESUME = flags.DEFINE_bool("resume", False, "Only those that are not done on this device's page.")
+_RESUME = flags.DEFINE_bool(
+    "resume", False, "Only those that are not done on this device's page, by the present sources."
+)
 
 _READ = ("device", "results", "artifacts", "budget_s", "parts", "resume")
 _ROOT = Path(__file__).resolve().parent.parent
 _KERNELS = _ROOT / "layers" / "kernels"
+# What programs come from, and what tests them. Parts write JSON and text there.
+_PROGRAMS = ("configs", "inference/benchmark", "inference/runtime", "inference/sampling", "layers")
+_CHECKS = ("tests/device", "tests/layers")
+_CODE = (".py", ".cc", ".h")
 _PROBE = """
 import jax, json
 device = jax.devices()[0]
@@ -91,18 +99,22 @@ def main(_: Sequence[str]) -> None:
     page_fields: dict[str, Any] = {
         "device": machine.kind, "jax": machine.jax, "python": platform.python_version(),
     }  # fmt: skip
-    names = [part.name for part in _parts(machine, [])]
+    all_parts = list(_parts(machine, []))
+    names, sources = [part.name for part in all_parts], _sources(all_parts)
     chosen = shared_flags.chosen(_PARTS, names)
     page, on_page = _page(folder, machine, page_fields)
+    current = {name for name, part in on_page.items() if part.sources == sources.get(name)}
     page_fields |= {"date": page.name[-len("2026-01-31") :], "parts": []}
     if _RESUME.value:
-        chosen = [name for name in chosen if name not in on_page or on_page[name].status != "done"]
-    outcomes = [outcome for name, outcome in on_page.items() if name not in chosen]
+        done = {name for name in current if on_page[name].status == "done"}
+        chosen = [name for name in chosen if name not in done]
+    outcomes = [on_page[name] for name in on_page if name in current and name not in chosen]
     order = {name: at for at, name in enumerate(names)}
     if machine.platform == "gpu":
         _choices_path(machine).parent.mkdir(exist_ok=True)
     parts = (part for part in _parts(machine, outcomes) if part.name in chosen)
     for outcome in subprocesses.run(parts, deadline - time.monotonic(), _ROOT, environment):
+        outcome.sources = sources[outcome.name]
         if outcome.status != "not run" or outcome.name not in on_page:
             on_page[outcome.name] = outcome
         outcomes.append(on_page[outcome.name])
@@ -150,6 +162,20 @@ def _page(
         except (ValueError, TypeError, KeyError):
             raise InputError(f"{path} is damaged: remove it") from None
     return folder / f"{machine.slug}-{datetime.date.today()}", {}
+
+
+def _sources(parts: Sequence[Subprocess]) -> dict[str, str]:
+    """Digests of what parts run, by name: with other code their results are old ones."""
+    programs, checks = _digest(_PROGRAMS), _digest((*_PROGRAMS, *_CHECKS))
+    return {part.name: checks if "pytest" in part.command else programs for part in parts}
+
+
+def _digest(folders: Sequence[str]) -> str:
+    contents = hashlib.sha256()
+    for path in (path for folder in folders for path in sorted((_ROOT / folder).rglob("*"))):
+        if path.suffix in _CODE:
+            contents.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes())
+    return contents.hexdigest()[:16]
 
 
 def _probe(environment: dict[str, str]) -> _Machine:

@@ -47,6 +47,7 @@ class Outcome:
         result: the last value that it printed; None where it printed no JSON.
         tail: the end of what it printed, where `result` does not hold it or it failed.
         date: the day on which it ended.
+        sources: digest of the files that it ran, where a caller compares them.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Outcome:
     result: Any = None
     tail: str = ""
     date: str = dataclasses.field(default_factory=lambda: str(datetime.date.today()))
+    sources: str = ""
 
 
 def run(

@@ -104,6 +104,46 @@ def test_what_is_not_done_is_resumed_on_a_later_day(run, monkeypatch, tmp_path):
     assert "four" in run("--device=cpu", "--resume", "--parts=one,four").out
 
 
+def test_results_of_other_sources_are_not_done(run, monkeypatch, tmp_path):
+    """Neither those without a digest, nor of older kernels; files that parts write change none."""
+    ran = []
+
+    def parts(kind, outcomes):
+        for name in ("one", "two"):
+            ran.append((name, [outcome.name for outcome in outcomes]))
+            yield Subprocess(name, ("echo", name), 60)
+
+    root = tmp_path / "tree"
+    kernel = root / "layers" / "kernels" / "gpu.py"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_text("old")
+    monkeypatch.setattr(device, "_parts", parts)
+    monkeypatch.setattr(device, "_ROOT", root)
+    assert run("--device=cpu").status == 0
+    kernel.with_name("tuning.json").write_text("measured")
+    assert run("--device=cpu", "--resume").out.count("\n") == 1  # nothing but the page's name
+    (page,) = tmp_path.glob("cpu-*.json")
+    found = json.loads(page.read_text())
+    del found["parts"][0]["sources"]
+    page.write_text(json.dumps(found))
+    assert [line[:9] for line in run("--device=cpu", "--resume").out.splitlines()[:-1]] == [
+        "one: done"
+    ]
+    kernel.write_text("new")
+    ran.clear()
+    assert run("--device=cpu", "--parts=two").status == 0
+    assert ("two", ["one"]) not in ran  # what an old kernel passed says nothing
+    assert len(json.loads(page.read_text())["parts"]) == 2
+    out = run("--device=cpu", "--resume").out.splitlines()
+    assert [line.split(":")[0] for line in out[:-1]] == ["one"]
+
+
+def test_what_a_part_runs():
+    """Tests run what checks kernels, too."""
+    sources = device._sources(list(device._parts(_H200, [])))
+    assert sources["decode"] == sources["batches"] != sources["products"] == sources["engine"]
+
+
 def test_what_was_found_is_kept_when_a_part_fails(run, monkeypatch, tmp_path):
     def parts(kind, outcomes):
         yield Subprocess("one", (sys.executable, "-c", "print('fine')"), 60)
@@ -144,7 +184,9 @@ def test_a_devices_parts_in_order_of_worth(machine, page_tokens):
     parts = {part.name: part for part in device._parts(machine, [])}
     names = list(parts)
     assert names[:3] == ["ceilings", "decode", "attention"]
-    assert {"experts", "low-bit", "recurrence"} <= {*names[3 : names.index("products")]}
+    assert {"experts", "low-bit", "pages", "recurrence", "rows"} == {
+        *names[3 : names.index("products")]
+    }
     at = names.index("products")
     choices = _CHOICES if kind == "gpu" else []
     assert names[at + 1 :][:10] == [
