@@ -174,7 +174,8 @@ def check_bounds(case, counts, seed, interpret=HOPPER):
     )
     is_nan = np.isnan(exact_YWKP)
     np.testing.assert_array_equal(np.isnan(bounds_YWKP)[is_counted], is_nan[is_counted])
-    is_close = np.abs(bounds_YWKP - exact_YWKP) <= sum_error(interpret) * size_YWKP
+    # Both parts follow one another in a sum of 2 H terms, which may be off by H 2^-23.
+    is_close = np.abs(bounds_YWKP - exact_YWKP) <= case.width * 2**-23 * size_YWKP
     assert is_close[is_counted & ~is_nan].all()
 
 
