@@ -75,7 +75,8 @@ test-long: .venv/.test  ## only the tests that `make test` leaves out; on AArch6
 	@if command -v qemu-aarch64 >/dev/null || command -v qemu-aarch64-static >/dev/null; then \
 		$(MAKE) .venv-zig/.ready || echo "test-long: ziglang cannot be installed, AArch64 is skipped"; \
 	fi
-	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=$(PART) -m "long or timing"
+	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=$(PART) \
+		--timeout=1800 -m "long or timing"
 
 check: .venv/.test  ## format, lint, types, architecture, marks of stale figures
 	.venv/bin/ruff format --check .

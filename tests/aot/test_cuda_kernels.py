@@ -86,10 +86,14 @@ _BUDGETS = {
     "int8, 24 rows": Budget(_product("int8", 24), 475, 16, 16, 136),
     "fp8, 24 rows": Budget(_product("fp8", 24), 540, 16, 16, 128),
     "mxfp4, 24 rows": Budget(_product("mxfp4", 24), 660, 16, 8, 160),
+    "bfloat16, 24 rows": Budget(_product("bfloat16", 24), 290, 16, 128, 64),
+    "int3, 24 rows": Budget(_product("int3", 24), 475, 16, 32, 240),
     "nvfp4, 24 rows": Budget(_product("nvfp4", 24), 1000, 16, 8, 208),
     "fp8_block, 24 rows": Budget(_product("fp8_block", 24), 620, 16, 16, 144),
     "decode": Budget(_attention(), 475, 12, 32, 152),
     "decode, alone": Budget(_attention(rows=2), 475, 12, 32, 152),
+    "decode, fp8 pages": Budget(_attention(cache="fp8"), 645, 16, 16, 120),
+    "decode, int8 pages": Budget(_attention(cache="int8"), 645, 16, 16, 120),
     "prefill": Budget(_attention(rows=6, width=64), 660, 16, 32, 168),
     "latents, 128 heads": Budget(_latents(128), 585, 40, 32, 168),
     "latents, 16 heads": Budget(_latents(16), 590, 40, 32, 168),
@@ -113,9 +117,11 @@ def test_a_kernel_stays_within_its_budget(case, dumped):
         assert kernel.bytes_in_flight >= budget.bytes_in_flight
 
 
-def step_of(name: str, rows: int, format: str | None = None) -> tuple[AbsentEngine, StepShape]:
-    """A greedy decode step of a preset with two layers."""
-    model = dataclasses.replace(presets.get(name).config, num_layers=2)
+def step_of(
+    name: str, rows: int, format: str | None = None, cache: str | None = None
+) -> tuple[AbsentEngine, StepShape]:
+    """A greedy decode step of a preset with two layers, with matrices and pages in formats."""
+    model = dataclasses.replace(presets.get(name).config, num_layers=2, cache_format=cache)
     if format is not None:
         matrices = [path for path, info in params.flatten(model.parameters()).items()
                     if info.is_matrix and path.startswith("layers/")]  # fmt: skip
@@ -131,6 +137,7 @@ def step_of(name: str, rows: int, format: str | None = None) -> tuple[AbsentEngi
 _STEPS = {
     "llama3-8b": ("llama3-8b", 40),
     "llama3-8b, int4": ("llama3-8b", 44, "int4"),
+    "llama3-8b, fp8 pages": ("llama3-8b", 38, None, "fp8"),
     "mamba2-2.7b": ("mamba2-2.7b", 40),
     "deepseek-v2-lite": ("deepseek-v2-lite", 40),
     "qwen3-30b-a3b": ("qwen3-30b-a3b", 36),
@@ -156,6 +163,23 @@ def test_a_step_is_one_command_buffer_whose_kernels_wait(case, dumped, tmp_path,
     kernels = dumped()
     assert all(kernel.early is not None for kernel in kernels)
     _check_waits(executable.as_text(), kernels)
+
+
+_CHOOSING = {
+    "deepseek-v3.2": (programs.INDEXED, 64, 12),
+    "quest": (programs.QUEST, 64, 11),
+    "deepseek-v4, chosen entries": (programs.SPARSE, 128, 10),
+    "deepseek-v4, all entries": (programs.HEAVY, 128, 9),
+}
+
+
+@pytest.mark.parametrize("case", _CHOOSING)
+def test_kernels_of_a_step_whose_queries_choose_wait(case, dumped):
+    mixer, page_tokens, rows = _CHOOSING[case]
+    shape = StepShape((rows, 1), (0, 64), greedy=True)
+    device = programs.device("h200")
+    executable, _, _ = programs.compiled_step(device, shape, page_tokens, "pallas_gpu", 1, mixer)
+    _check_waits(executable.as_text(), dumped())
 
 
 def _check_waits(text: str, kernels: list[machine_code.Kernel]) -> None:
