@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+from typing import NoReturn
 
 import jax
 
@@ -18,11 +19,14 @@ from inference.runtime.serialization import key
 from sharding import hosts
 
 
-def follow(engine: Engine) -> None:
-    """Does what host 0 sends until it ends; raises a `RuntimeError` if hosts are out of step."""
+def follow(engine: Engine) -> NoReturn:
+    """Does what host 0 sends; the process ends with it (`hosts`). Raises a `RuntimeError` if hosts
+    are out of step.
+    """
     # Host 0 has refused what is refused here: it goes on, with the same requests.
     refused = contextlib.suppress(InputError)
-    for order, arguments in hosts.current().orders():
+    while True:
+        order, arguments = hosts.current().next_order()
         match order:
             case "add_request":
                 tokens, params, output = arguments

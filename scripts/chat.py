@@ -15,8 +15,7 @@ from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.text.conversation import Conversation
 from scripts import common
-from scripts.flags import sampling_flags
-from scripts.flags.host_flags import HOSTS
+from scripts.flags import host_flags, sampling_flags
 from scripts.reports import costs
 
 if TYPE_CHECKING:
@@ -44,8 +43,8 @@ def main(_: Sequence[str]) -> None:
         raise InputError("chat prints what is said, not JSON: generate takes messages as JSON")
     if sys.stdin is None:
         raise InputError("stdin is closed: there is nobody to talk to")
-    if HOSTS.value > 1:
-        raise InputError("a conversation is held on one host: leave --hosts out")
+    if host_flags.place().count > 1:
+        raise InputError("a conversation is held on one host: give --hosts=1")
     params = sampling_flags.read()
     if params.num_running > 1:
         raise InputError("a conversation has one answer a turn: leave --n, --best_of, --beam_width")

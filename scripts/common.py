@@ -26,9 +26,8 @@ from configs.errors import InputError
 from configs.recipes.run import Run
 from configs.settings.section import paths
 from scripts import failures, interrupts, usage
-from scripts.flags import speculation_flags
+from scripts.flags import host_flags, speculation_flags
 from scripts.flags.deployment_flags import ACTIVATIONS, CACHE, MESH, WEIGHTS
-from scripts.flags.host_flags import COORDINATOR, HOST, HOSTS
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from inference.checkpoints.resolve import Resolved
     from inference.engine import Engine
     from inference.scheduling.step_shapes import StepShape
+    from sharding.hosts import Report
 
 _MODEL = flags.DEFINE_string(
     "model",
@@ -77,8 +77,6 @@ def run(
     def guarded(argv: Sequence[str]) -> None:
         if not flags.FLAGS["verbosity"].present:  # absl's default tells what JAX looked for
             logging.set_verbosity(logging.WARNING)
-        if HOSTS.value > 1:  # what JAX's service logs of a lost host, `hosts` says in one line
-            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
         try:
             if len(argv) > 1 and not takes_names:
                 model = f", as --model={argv[1]}" if not argv[1].startswith("-") else ""
@@ -160,11 +158,17 @@ def _end_hosts(why: str | None = None) -> None:
 
 
 def resolve_config(
-    sizes: Mapping[str, object], needs: Mapping[str, object] | None = None
+    sizes: Mapping[str, object],
+    needs: Mapping[str, object] | None = None,
+    report: "Report | None" = None,
 ) -> tuple["Resolved", Config]:
     """Resolves `named_config` for JAX's device. Its engine's modules are imported, and built where
-    missing, while the caller goes on to fetch and read files.
+    missing, while the caller goes on to fetch and read files. Several hosts join here; `report`:
+    gets what they wait for, and has them wait for a server's time.
     """
+    place = host_flags.place()
+    if place.count > 1:  # what JAX's service logs of a lost host, `hosts` says in one line
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     from inference import follower
     from layers.kernels.device import target_device
     from sharding import hosts
@@ -175,7 +179,10 @@ def resolve_config(
     settings = {name: value for name, value in flag_values.items() if value is not None}
     resolved, config = named_config(sizes, {**(needs or {}), **settings})
     config = speculation_flags.apply(config, model_name())
-    hosts.start(COORDINATOR.value, HOSTS.value, HOST.value)
+    if place.count > 1:
+        say(str(place))
+    patience_s = hosts.JOIN_TIMEOUT_S if report is None else hosts.SERVER_JOIN_TIMEOUT_S
+    hosts.start(place.coordinator, place.count, place.index, report, patience_s)
     config = follower.prepared(config)
     meshes.provide(config.mesh, config.num_chips)
     config = config.for_platform(target_device().platform)
@@ -270,6 +277,7 @@ def load_engine(
     from layers import decoder
     from layers.kernels.device import target_device
     from layers.kernels.linear import api as linear
+    from sharding import hosts
 
     follower.check_alike(config, checkpoint)
     compilation_cache.enable()
@@ -300,9 +308,8 @@ def load_engine(
     draft_name = None if config.draft is None else config.draft.name
     fields: dict[str, object] = {"cache": config.model.cache_format, "draft": draft_name}
     fields["prefill.chips"] = config.prefill.chips or None
-    if HOST.value:
+    if hosts.current().index:
         follower.follow(engine)
-        sys.exit(0)
     named = [f"{name}={value}" for name, value in fields.items() if value is not None]
     sizes = [f"{name}={value}" for name, value in changed.items()]
     say(", ".join([config.model.name, config.model.dtype, *chips, *named, *sizes]))
@@ -313,7 +320,7 @@ def executables() -> Path | None:
     """The directory that --executables names. Raises InputError if it is not there."""
     if not _EXECUTABLES.value:
         return None
-    if HOSTS.value > 1:
+    if host_flags.place().count > 1:
         raise InputError("--executables goes with one host: leave it out, several compile")
     folder = Path(_EXECUTABLES.value)
     if not folder.is_dir():

@@ -57,7 +57,7 @@ def main(_: Sequence[str]) -> None:
 
         chat_template.prepare()  # its process starts while this one imports JAX
     target = None
-    if _OUTPUT.value is not None and host_flags.HOST.value == 0:
+    if _OUTPUT.value is not None and host_flags.place().index == 0:
         label = f"--output={_OUTPUT.value}"
         target = resumable_results.check_target(label, _OUTPUT.value, _INPUT.value)
         if not _OVERWRITE.value:

@@ -3,6 +3,7 @@
 from scripts import interrupts  # noqa: F401
 
 # isort: split
+import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -18,7 +19,7 @@ from absl import flags
 
 from configs.errors import InputError
 from scripts import common, failures
-from scripts.flags.host_flags import HOSTS
+from scripts.flags import host_flags
 from scripts.flags.requests import http_flags, serving_flags
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from inference.server.engine_process.served_engine import ServedEngine
     from inference.server.traces import Traces
     from inference.server.web.access import Keys, Site
+    from sharding.hosts import Report
 
 _HOST, _PORT, _KEYS = http_flags.HOST, http_flags.PORT, http_flags.API_KEY_FILE
 _REQUEST_S, _QUEUE_S = http_flags.REQUEST_S, http_flags.QUEUE_S
@@ -37,12 +39,17 @@ _WARM_UP = serving_flags.WARM_UP
 _SOCKET = flags.DEFINE_integer(
     "engine_socket", None, "For serve itself: it starts its engine by this."
 )
+_RESTART = flags.DEFINE_bool(
+    "restart", True,
+    "Start the engine again when it ends, or a host of it; requests go on. Otherwise all end: for "
+    "launchers that start all hosts again.",
+)  # fmt: skip
 _BATCH_DIR = flags.DEFINE_string(
     "batch_dir", None,
     "Directory of files and batches of clients, which a restart continues; default: a temporary "
     "one, which ends with the server.",
 )  # fmt: skip
-for _module in (common, http_flags, serving_flags):
+for _module in (common, host_flags, http_flags, serving_flags):
     flags.adopt_module_key_flags(_module)
 
 UNREAD = ("json", "engine_socket")
@@ -55,21 +62,27 @@ def main(_: Sequence[str]) -> None:
 
         entry.serve(_SOCKET.value, _load)
         return
+    from inference.server.client.following import Following
+    from inference.server.client.launch import Subprocess
+
+    launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
+    if host_flags.place().index:
+        following = Following(launcher, _RESTART.value, _DRAIN_S.value, common.say)
+        asyncio.run(following.run())
+        return
     from inference.server.batches.batch_service import BatchService
     from inference.server.client.engine_client import State
-    from inference.server.client.launch import Subprocess
     from inference.server.service import Limits, Service
     from inference.server.web import serving
 
     keys, traces, site = read_keys(), read_traces(), read_site()
     listening = serving.bound(_HOST.value, _PORT.value)
     url = url_of(listening)
-    launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
     limits = Limits(request_s=_REQUEST_S.value, queue_s=_QUEUE_S.value)
     with _store() as store:
         service = Service(
             launcher, limits, _SERVED_NAME.value, _TOOL_CALLS.value, warms_up=True,
-            batches=None if store is None else BatchService(store),
+            batches=None if store is None else BatchService(store), restarts=_RESTART.value,
         )  # fmt: skip
 
         def tell(state: State) -> None:
@@ -166,8 +179,6 @@ def check_flags() -> None:
     failures.check_packages("serve", "serve", "starlette")
     if common.JSON.value:
         raise InputError("serve answers over HTTP, and prints no JSON")
-    if HOSTS.value > 1:
-        raise InputError("a server has one host: leave --hosts out")
     if not 0 <= _PORT.value <= 65535:
         raise InputError(f"--port is between 0 and 65535, not {_PORT.value}")
     if not 0 <= _MAX_LOGPROBS.value <= 20:
@@ -191,11 +202,11 @@ def engine_needs() -> dict[str, Any]:
     return needs
 
 
-def _load() -> "ServedEngine":
+def _load(report: "Report | None" = None) -> "ServedEngine":
+    resolved, config = common.resolve_config({}, engine_needs(), report)
     from inference.planner.calibration import lookup
     from inference.server.engine_process.served_engine import ServedEngine
 
-    resolved, config = common.resolve_config({}, engine_needs())
     checkpoint = common.open_checkpoint(resolved)
     if (template := serving_flags.chat_template()) is not None:
         tokenizer = checkpoint.load_tokenizer().with_template_text(template)

@@ -15,6 +15,7 @@ from absl import flags
 
 from configs.errors import InputError
 from scripts import common, failures, serve
+from scripts.flags import host_flags
 from scripts.flags.requests import replicas_flag
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def main(argv: Sequence[str]) -> None:
         serve.main(argv)
         return
     serve.check_flags()
+    if host_flags.place().count > 1:
+        raise InputError("a replica has one host: give --hosts=1")
     failures.check_packages("serve_ray", "serve,ray", "ray")
     if flags.FLAGS.batch_dir is not None:
         raise InputError("replicas store no files and batches: leave --batch_dir out")

@@ -213,8 +213,22 @@ class Compiling(Message):
     """The loop waits for a compilation."""
 
 
+class Joining(Message):
+    """What several hosts wait for before they load the model: 'waits for host 1'; "" once they are
+    together.
+    """
+
+    waits: str
+
+
+class HostLost(Message):
+    """The engine's process ends, because another host has; why, with the host's number."""
+
+    why: str
+
+
 ToEngine = Add | Abort | Retain | Stop
-FromEngine = Loaded | Ready | Outputs | Refused | Heartbeat | Compiling
+FromEngine = Loaded | Ready | Outputs | Refused | Heartbeat | Compiling | Joining | HostLost
 
 _ENCODER = msgspec.msgpack.Encoder()
 TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

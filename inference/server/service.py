@@ -67,13 +67,14 @@ class Service:
         tool_call_parser: str = formats.AUTO,
         warms_up: bool = False,
         batches: BatchService | None = None,
+        restarts: bool = True,
     ):
         """`served_model_name`: of the model, for clients; None: the engine's name for it.
         `tool_call_parser`: name of the format of tool calls. `warms_up`: starts a text worker with
-        the engine, not with the first text.
+        the engine, not with the first text. `restarts`: an engine that ends is started again.
         """
         self.limits = limits
-        self.client = EngineClient(launcher, self._load_texts, limits.heartbeat_s)
+        self.client = EngineClient(launcher, self._load_texts, limits.heartbeat_s, restarts)
         self.started = int(time.time())
         self.num_keys = 0
         self.batches = batches
@@ -135,7 +136,8 @@ class Service:
         if self.is_draining:
             raise unavailable("the server is shutting down")
         if self.client.state is not State.READY:
-            raise unavailable(f"the engine is {self.client.state.value}")
+            why = f": {self.client.trouble}" if self.client.trouble else ""
+            raise unavailable(f"the engine is {self.client.state.value}{why}")
         if not self.is_alive:
             raise unavailable("the engine does not answer")
 

@@ -1,11 +1,28 @@
 """The flags of several processes that run one mesh."""
 
+import os
+
 from absl import flags
 
-HOSTS = flags.DEFINE_integer("hosts", 1, "Processes that run one mesh, each started like this one.")
+from scripts import launchers
+from scripts.launchers import Place
+
+HOSTS = flags.DEFINE_integer(
+    "hosts", None,
+    "Processes that run one mesh, each started like this one. Default: as many as the launcher "
+    "started (TPU VM, GKE, LeaderWorkerSet, Slurm, Open MPI), else 1.",
+)  # fmt: skip
 HOST = flags.DEFINE_integer(
-    "host_index", 0, "Which of --hosts this is; 0 serves, the others follow."
-)
+    "host_index", None,
+    "Which of --hosts this is; 0 serves, the others follow. Default: as the launcher says, else 0.",
+)  # fmt: skip
 COORDINATOR = flags.DEFINE_string(
-    "coordinator", "localhost:9100", "Address and port of host 0, which takes the next port, too."
-)
+    "coordinator", None,
+    "Address and port of host 0, which takes the next port, too. Default: as the launcher says, "
+    "else localhost:9100.",
+)  # fmt: skip
+
+
+def place() -> Place:
+    """Where this process is; raises InputError if what its launcher says makes no sense."""
+    return launchers.place(HOSTS.value, HOST.value, COORDINATOR.value, os.environ)

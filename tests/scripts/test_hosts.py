@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import random
 import signal
@@ -18,7 +19,7 @@ import pytest
 from configs.errors import InputError
 from inference import follower
 from inference.request import SamplingParams
-from sharding import hosts
+from sharding import hosts, links
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "tests" / "golden" / "llama-tokenizer"
@@ -30,48 +31,60 @@ _SETTINGS = [
 
 
 @pytest.fixture
-def pair(monkeypatch):
-    """Hosts 0 and 1 in one process, and the statuses that it would have ended with."""
-    statuses = []
-    monkeypatch.setattr(hosts.os, "_exit", statuses.append)
+def statuses(monkeypatch):
+    """Those that this process would have ended with."""
+    ends = []
+    monkeypatch.setattr(hosts.os, "_exit", ends.append)
+    return ends
+
+
+@pytest.fixture
+def pair(monkeypatch, statuses):
+    """Hosts 0 and 1 in one process."""
     one, other = socket.socketpair(socket.AF_UNIX)
-    monkeypatch.setattr(hosts.socket.socket, "setsockopt", lambda *_: None)
-    first, second = (
-        hosts.Hosts(0, {1: hosts._Link(one)}, 2),
-        hosts.Hosts(1, {0: hosts._Link(other)}, 2),
-    )
-    yield first, second, statuses
-    first.end()
+    monkeypatch.setattr(links.socket.socket, "setsockopt", lambda *_: None)
+    first, second = hosts.Hosts(0, 2), hosts.Hosts(1, 2)
+    first.add(1, links.Link(one))
+    second.add(0, links.Link(other))
+    yield first, second
+    first._has_ended = second._has_ended = True
     one.close()
     other.close()
 
 
-def test_orders_and_values_are_those_of_host_0(pair):
-    first, second, _ = pair
+def _await(holds):
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_orders_and_values_are_those_of_host_0(pair, statuses):
+    first, second = pair
     first.tell("add_request", [1, 2], {"seed": 3})
     assert first.broadcast(5) == 5
     first.tell("step", False)
-    told = second.orders()
-    assert next(told) == ("add_request", [[1, 2], {"seed": 3}])
+    assert second.next_order() == ("add_request", [[1, 2], {"seed": 3}])
     assert second.broadcast(7) == 5
-    assert next(told) == ("step", [False])
+    assert second.next_order() == ("step", [False])
     first.end()
-    assert list(told) == []
+    _await(lambda: statuses)
+    assert statuses[0] == 0
 
 
 def test_hosts_out_of_step_say_so(pair):
-    first, second, _ = pair
+    first, second = pair
     first.tell("step", False)
     first.broadcast(5)
     expected = "host 1 is out of step with host 0: it waits for the next "
     with pytest.raises(RuntimeError, match=expected + "value, and gets {'order': 'step', 'argum"):
         second.broadcast(7)
     with pytest.raises(RuntimeError, match=expected + "order, and gets {'value': 5}"):
-        next(second.orders())
+        second.next_order()
 
 
 def test_a_follower_refuses_what_host_0_refuses_and_nothing_else(pair, monkeypatch):
-    first, second, _ = pair
+    first, second = pair
     monkeypatch.setattr(hosts, "_current", second)
     engine = Mock(**{
         "add_request.side_effect": InputError("too long"), "fork.side_effect": InputError("ended"),
@@ -85,22 +98,6 @@ def test_a_follower_refuses_what_host_0_refuses_and_nothing_else(pair, monkeypat
     with pytest.raises(InputError, match="no pages"):
         follower.follow(engine)
     engine.abort.assert_called_once_with(1)
-
-
-def test_who_waits_for_host_0_ends_with_it(pair):
-    first, second, _ = pair
-    first.end()
-    with pytest.raises(SystemExit) as ended:
-        second.broadcast(1)
-    assert ended.value.code == 0
-
-
-def test_a_step_that_fails_because_host_0_has_ended_is_no_failure(pair):
-    first, second, _ = pair
-    threading.Timer(0.2, first.end).start()
-    with pytest.raises(SystemExit) as ended:
-        second.await_loss()
-    assert ended.value.code == 0
 
 
 def test_alone_nothing_is_said():
@@ -117,77 +114,118 @@ def test_alone_nothing_is_said():
     ({"a": "1"}, "host 1 has another b than host 0: None, not 2"),
 ])  # fmt: skip
 def test_hosts_that_differ_are_refused_in_the_same_words(pair, other, expected):
-    first, second, _ = pair
+    first, second = pair
     second._send({"facts": other})  # as its `compare` does first
     if expected is None:
         first.compare({"a": "1", "b": "2"})
     else:
-        with pytest.raises(InputError, match=expected):
+        with pytest.raises(InputError, match=f"{expected}; start all with the same flags"):
             first.compare({"a": "1", "b": "2"})
     assert second._inbox.get() == {"problem": expected}
 
 
-def test_a_lost_host_is_named(pair, capfd):
-    first, second, statuses = pair
+def test_a_lost_host_is_named(pair, statuses, capfd):
+    first, second = pair
+    reports = []
+    first._report = lambda *report: reports.append(report)
     second._links[0].connection.shutdown(socket.SHUT_RDWR)
-    deadline = time.monotonic() + 60
-    while len(statuses) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert statuses == [1, 1]
+    _await(lambda: len(statuses) == 2)
+    assert statuses == [1, 1] and reports == [("host 1 is lost: its connection ended", True)]
     assert "error: host 1 is lost: its connection ended" in capfd.readouterr().err
 
 
-def test_silence_is_a_loss(monkeypatch, pair, capfd):
+def test_silence_is_a_loss(monkeypatch, pair, statuses, capfd):
     """Of a host that is there and says nothing: here one whose connection is half closed."""
-    monkeypatch.setattr(hosts, "HEARTBEAT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(links, "HEARTBEAT_TIMEOUT_S", 0.2)
     one, other = socket.socketpair(socket.AF_UNIX)
-    hosts.Hosts(0, {3: hosts._Link(one)}, 2)
-    deadline = time.monotonic() + 60
-    while not pair[2] and time.monotonic() < deadline:
-        time.sleep(0.01)
+    hosts.Hosts(0, 2).add(3, links.Link(one))
+    _await(lambda: statuses)
     other.close()
-    assert pair[2] == [1] and "error: host 3 is lost: it was silent" in capfd.readouterr().err
+    assert statuses == [1] and "error: host 3 is lost: it was silent" in capfd.readouterr().err
+
+
+def _accepting(port, count, patience_s=60, raises=None):
+    """Host 0, a thread in which it waits for others, and what it reports."""
+    reports = []
+    first = hosts.Hosts(0, count, lambda *report: reports.append(report))
+
+    def accept():
+        if raises is None:
+            first.accept("localhost", port, patience_s)
+        else:
+            with pytest.raises(InputError) as error:
+                first.accept("localhost", port, patience_s)
+            raises.append(str(error.value))
+            first.end(raises[0])
+
+    waiting = threading.Thread(target=accept)
+    waiting.start()
+    return first, waiting, reports
 
 
 def test_a_late_host_and_strangers_delay_nothing_but_the_start(monkeypatch):
     """Host 1 hears from host 0 while that waits for host 2; who says nothing of use is ignored."""
-    monkeypatch.setattr(hosts, "HEARTBEAT_TIMEOUT_S", 1.2)
-    monkeypatch.setattr(hosts, "_HEARTBEAT_S", 0.4)
-    port, found = _free_port(), {}
-    waiting = threading.Thread(target=lambda: found.update(hosts._accept("localhost", port, 3)))
-    waiting.start()
-    first = hosts._connect("localhost", port, 3, 1)
+    monkeypatch.setattr(links, "HEARTBEAT_TIMEOUT_S", 1.2)
+    monkeypatch.setattr(links, "HEARTBEAT_S", 0.4)
+    port = _free_port()
+    first, waiting, reports = _accepting(port, 3)
+    one = links.connect("localhost", port, 3, 1, 60)
     strangers = [socket.create_connection(("localhost", port)) for _ in range(3)]
     for stranger, said in zip(strangers, (b"5\n", b"{}\n", b"GET / HTTP/1.1\n"), strict=True):
         stranger.sendall(said)
     end = time.monotonic() + 1.5
     while time.monotonic() < end:
-        assert json.loads(first.lines.readline()) == {}
-    hosts._connect("localhost", port, 3, 2)
+        assert json.loads(one.lines.readline()) == {}
+    links.connect("localhost", port, 3, 2, 60)
     waiting.join(timeout=60)
-    assert sorted(found) == [1, 2]
+    assert sorted(first._links) == [1, 2]
+    assert reports == [("waits for host 1, 2", False), ("waits for host 2", False)]
+    first.end()
 
 
-def test_those_who_came_hear_for_whom_host_0_waits_no_longer(monkeypatch, capfd):
-    statuses = []
-    monkeypatch.setattr(hosts.os, "_exit", statuses.append)
-    monkeypatch.setattr(hosts, "_JOIN_TIMEOUT_S", 1.4)
-    port, found = _free_port(), []
-
-    def accept():
-        with pytest.raises(InputError) as refused:
-            hosts._accept("localhost", port, 4)
-        found.append(str(refused.value))
-
-    waiting = threading.Thread(target=accept)
-    waiting.start()
-    hosts.Hosts(1, {0: hosts._connect("localhost", port, 4, 1)}, 4)
+def test_a_host_that_ends_before_all_are_there_may_come_again():
+    port = _free_port()
+    first, waiting, reports = _accepting(port, 3)
+    for _ in range(2):
+        one = links.connect("localhost", port, 3, 1, 60)
+        with pytest.raises(InputError, match="host 1 is there twice: each has its own --host_i"):
+            links.connect("localhost", port, 3, 1, 60)
+        one.connection.shutdown(socket.SHUT_RDWR)
+        _await(lambda: 1 not in first._links)
+    links.connect("localhost", port, 3, 2, 60)
+    links.connect("localhost", port, 3, 1, 60)
     waiting.join(timeout=60)
-    deadline = time.monotonic() + 60
-    while not statuses and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert found == ["host 2, 3 did not come within 1 s"]
-    assert statuses == [1] and capfd.readouterr().err == f"error: {found[0]}\n"
+    assert sorted(first._links) == [1, 2] and reports[-1] == ("waits for host 1", False)
+    first.end()
+
+
+def test_those_who_came_hear_for_whom_host_0_waits_no_longer(statuses, capfd):
+    port, raised = _free_port(), []
+    _, waiting, _ = _accepting(port, 4, patience_s=1.4, raises=raised)
+    hosts.Hosts(1, 4).add(0, links.connect("localhost", port, 4, 1, 60))
+    waiting.join(timeout=60)
+    _await(lambda: statuses)
+    assert raised == ["host 2, 3 did not come within 1 s"]
+    assert statuses == [1] and capfd.readouterr().err == f"error: {raised[0]}\n"
+
+
+@pytest.mark.parametrize("change, expected", [
+    ({"count": 3}, "host 1 expects 3 hosts, not 2: give all the same --hosts"),
+    ({"index": 5}, "host 5 is none of 2: --host_index is 1 to 1 there"),
+    ({"versions": {"jax": "0.9.0"}}, "host 1 has jax 0.9.0, host 0 has {jax}: install the same "
+     "on both"),
+    ({"clock": 100.0}, "the clock of host 1 is 40 s behind host 0's: set both by a time server, "
+     "to at most 30 s apart"),
+    ({"clock": 240.0}, "the clock of host 1 is 100 s ahead of host 0's"),
+    ({"clock": 160.0}, None),
+])  # fmt: skip
+def test_a_host_that_does_not_belong_is_refused_before_jax_meets_it(monkeypatch, change, expected):
+    monkeypatch.setattr(links.time, "time", lambda: 140.0)
+    problem = links.problem_of(links.greeting(2, 1) | change, 2)
+    if expected is None:
+        assert problem is None
+    else:
+        assert problem.startswith(expected.format(jax=importlib.metadata.version("jax")))
 
 
 def test_parameters_arrive_as_they_were_sent():
@@ -348,12 +386,14 @@ def test_a_host_that_differs_is_refused(case, tmp_path):
                        "another checkpoint than host 0"),
         "files": (lambda: _copy(tmp_path, "tokenizer.json", lambda x: x + b"\n"),
                   "another tokenizer and other files than host 0"),
-        "number": (lambda: "--hosts=3", "host 1 expects 3 hosts, not 2"),
+        "number": (lambda: "--hosts=3", "host 1 expects 3 hosts, not 2: give all the same"),
     }[case]  # fmt: skip
     started = _start(2, "model=2", "--prompt=Hello", last=[last()])
-    errors = set()
+    errors = []
     for process in started:
         output, error = process.communicate(timeout=120)
         assert process.returncode == 1 and expected in error and not output
-        errors.add(error)
-    assert len(errors) == 1 and len(error.splitlines()) == 1, errors
+        where, line = error.splitlines()
+        assert where.startswith(f"host {len(errors)} of ")
+        errors.append(line)
+    assert errors[0] == errors[1]

@@ -24,6 +24,8 @@ from inference.server.frames import (
     ConnectionClosed,
     FromEngine,
     Heartbeat,
+    HostLost,
+    Joining,
     Loaded,
     Outputs,
     Ready,
@@ -36,15 +38,17 @@ from inference.server.protocol.errors import ApiError, unavailable
 
 _RESTARTS, _WITHIN_S = 5, 600.0
 _FIRST_PAUSE_S = 0.05  # before a restart; doubled for each further one
-_KILLED = (0, -signal.SIGKILL, -signal.SIGTERM)  # 0: no engine has ended yet
+_HOST_LOST = 256  # in place of a status: the engine ended because another host had
+_KILLED = (0, -signal.SIGKILL, -signal.SIGTERM, _HOST_LOST)  # 0: no engine has ended yet
 _END_S = 10.0  # for the process to end by itself
+_LOADING_END_S = 2.0  # the same while it loads
 _LOOKS = 4  # within the silence after which an engine counts as dead
 _AHEAD = 4  # the engine gets one request more for each 4 slots
 _SHARED = 4  # beside other requests, background requests start in every fourth slot only
 
 _IS_BACKGROUND = operator.attrgetter("is_background")
 
-_LOST = "the engine ended, and with it the request: send it again"
+_LOST = "{}, and with it the request: send it again"
 _FAILED = "the engine failed at this request, more than once: it is not tried any further"
 
 _log = logging.getLogger(__name__)
@@ -72,6 +76,8 @@ class EngineClient:
         facts: the engine's description of itself; None until `is_loaded` is set.
         heard_at: when the latest message came, of any kind.
         num_restarts: how often the engine ended and was started again.
+        trouble: why the latest engine ended, or which host the next one waits for; "" while it
+            loads and serves.
         on_state: called with each new state.
     """
 
@@ -80,9 +86,11 @@ class EngineClient:
         launcher: Launcher,
         on_loaded: Callable[[Loaded], Awaitable[None]],
         silence_s: float,
+        restarts: bool = True,
     ):
         """`on_loaded`: takes `facts`; the engine is not ready before it returns.
         `silence_s`: a ready engine that sends nothing for so long is ended.
+        `restarts`: an engine that ends is started again.
         """
         self.state = State.LOADING
         self.facts: Loaded | None = None
@@ -91,11 +99,14 @@ class EngineClient:
         self.heartbeat_at = time.monotonic()
         self.heard_at = time.monotonic()
         self.num_restarts = 0
+        self.trouble = ""
         self.on_state: Callable[[State], None] = lambda _: None
         self._on_loaded = on_loaded
         self._launcher = launcher
         self._silence_s = silence_s
+        self._restarts = restarts
         self._is_silent = False
+        self._is_host_lost = False
         self._writer: asyncio.StreamWriter | None = None
         self._waiting = FairQueue()  # the engine gets what it can run and little more
         self._background = FairQueue()  # requests for slots that these do not need
@@ -156,28 +167,36 @@ class EngineClient:
             while not self._stopped.is_set():
                 was_ready = await self._serve()
                 if self._stopped.is_set():
-                    await self._launcher.end(_END_S if was_ready else 0)
+                    await self._launcher.end(_END_S if was_ready else _LOADING_END_S)
                     return
                 status = await self._launcher.end(0 if self._is_silent else _END_S)
+                if self._is_host_lost:
+                    status = _HOST_LOST
+                else:
+                    self.trouble = f"the engine ended with status {status}"
                 self._totals.end()
                 self._open = {}
                 if was_ready:
                     was_ever_ready, self._status = True, status
                 self._note_end(status)
-                if not was_ever_ready or len(self._ends) + len(self._explained) > _RESTARTS:
-                    raise EngineFailed(f"the engine ended with status {status}")
-                _log.error("the engine ended with status %d: it is started again", status)
+                num_ends = len(self._ends) + len(self._explained)
+                if not (was_ever_ready and self._restarts) or num_ends > _RESTARTS:
+                    raise EngineFailed(self.trouble)
+                _log.error("%s: the engine is started again", self.trouble)
                 self.num_restarts += 1
                 self._enter(State.RESTARTING)
                 with contextlib.suppress(TimeoutError):
-                    num_ends = len(self._ends) + len(self._explained)
                     pause_s = _FIRST_PAUSE_S * 2 ** (num_ends - 1)
                     await asyncio.wait_for(self._stopped.wait(), pause_s)
         finally:
             self._enter(State.ENDED)
             for request in [*self._sent, *self._waiting, *self._background]:
-                self._fail(request, unavailable(_LOST))
+                self._fail(request, self._lost())
             await self._launcher.end(0)
+
+    def _lost(self) -> ApiError:
+        """What a request ends with that no engine continues."""
+        return unavailable(_LOST.format(self.trouble or "the engine ended"))
 
     def _note_end(self, status: int) -> None:
         """Counts the end of an engine.
@@ -230,7 +249,7 @@ class EngineClient:
             ApiError: 503, there is no engine now.
         """
         if self.facts is None or self._writer is None:
-            raise unavailable(_LOST)
+            raise self._lost()
         request = PendingRequest(
             inbox, tokens, params, num_top_logprobs, self.facts.accepts_seeds, client, is_background
         )
@@ -349,7 +368,7 @@ class EngineClient:
         """Serves one engine until it ends; returns whether it was ever ready."""
         connection = self._launcher.start()
         reader, self._writer = await asyncio.open_unix_connection(sock=connection)
-        was_ready = self._is_silent = False
+        was_ready = self._is_silent = self._is_host_lost = False
         watching = asyncio.create_task(self._end_if_silent(self._writer.transport))
         try:
             while not self._stopped.is_set():
@@ -399,9 +418,14 @@ class EngineClient:
             message.oldest_waiting_s = max(message.oldest_waiting_s, self._waiting.oldest_s)
             self._totals.take(message)
             self.heartbeat_at = self.heard_at
+        elif isinstance(message, Joining):
+            self.trouble = message.waits
+        elif isinstance(message, HostLost):
+            self.trouble, self._is_host_lost = message.why, True
         elif isinstance(message, Loaded):
             self.facts = message
             self.is_loaded.set()
+            self.trouble = ""
             self._enter(State.WARMING)
         elif isinstance(message, Ready):
             self._enter(State.READY)

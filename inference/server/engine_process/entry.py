@@ -2,15 +2,22 @@
 
 import contextlib
 import ctypes
+import os
+import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 
 from inference.server.engine_process.channel import Channel
 from inference.server.engine_process.loop import EngineLoop
 from inference.server.engine_process.served import Served
+from inference.server.frames import ConnectionClosed, HostLost, Joining
+from sharding import hosts
+from sharding.hosts import Report
 
+_LOOK_MS = 200
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -35,9 +42,13 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def serve(descriptor: int, load: Callable[[], Served]) -> None:
+def serve(descriptor: int, load: Callable[[Report], Served]) -> None:
     """Loads an engine and serves the socket behind an inherited descriptor until it is closed.
     SIGTERM has no effect, so that the server can finish its answers if all processes get it.
+
+    Args:
+        load: takes what reports on other hosts. On another host than the first it does not return:
+            its engine follows the first host's.
 
     Raises:
         InputError: as `load` does. Errors of the engine are raised as they are.
@@ -49,4 +60,24 @@ def serve(descriptor: int, load: Callable[[], Served]) -> None:
         connection.close()
         return
     channel = Channel(connection)
-    EngineLoop(load(), channel).run()
+    is_read = threading.Event()
+    threading.Thread(target=_end_if_closed, args=(connection, is_read), daemon=True).start()
+
+    def report(line: str, is_lost: bool) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            channel.send(HostLost(line) if is_lost else Joining(line))
+
+    engine = load(report)
+    is_read.set()
+    if not EngineLoop(engine, channel).run():
+        hosts.current().end("the process that speaks HTTP has gone")
+
+
+def _end_if_closed(connection: socket.socket, is_read: threading.Event) -> None:
+    """Ends the process with the connection while nothing is read from it; other hosts are told."""
+    hangup = select.poll()
+    hangup.register(connection, 0)  # a peer that has gone is reported in any case
+    while not is_read.is_set():
+        if hangup.poll(_LOOK_MS):
+            hosts.current().end()
+            os._exit(0)

@@ -53,10 +53,9 @@ class EngineLoop:
         self._has_ended = threading.Event()
         self._heartbeat_at = 0.0
 
-    def run(self) -> None:
-        """Serves until the client sends `Stop` or disconnects; then aborts all requests.
-
-        Raises what the engine raises, except errors of one request.
+    def run(self) -> bool:
+        """Serves until the client sends `Stop` or disconnects, and returns whether it was `Stop`;
+        aborts all requests. Raises what the engine raises, except errors of one request.
         """
         try:
             self._channel.send(self._engine.facts())
@@ -72,6 +71,7 @@ class EngineLoop:
             for id in list(self._open):
                 self._forget(id)
             self._thread.shutdown(wait=False, cancel_futures=True)
+        return self._is_stopped
 
     def _turn(self) -> None:
         wait_s = _POLL_S if self._preparing else _HEARTBEAT_S

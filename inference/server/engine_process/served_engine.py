@@ -16,7 +16,6 @@ from inference.server.engine_process.plan_facts import plan_facts
 from inference.server.engine_process.step_figures import StepFigures
 from inference.server.frames import Heartbeat, Loaded, TextFacts
 from inference.server.version import version
-from sharding import hosts
 
 _PAUSE_S = 1e-3
 
@@ -112,7 +111,7 @@ class ServedEngine:
             num_waiting=len(waiting),
             cache_used=page_use.used,
             num_deferred=sum(sequence.leader is not None for sequence in waiting),
-            oldest_waiting_s=hosts.current().now() - min(new) if new else 0.0,
+            oldest_waiting_s=time.perf_counter() - min(new) if new else 0.0,
             page_waste=page_use.waste,
             page_sharing=page_use.sharing,
             read_bandwidth=self._steps.read_bandwidth,

@@ -16,7 +16,7 @@ def main() -> None:
     if flag != sys.argv[-1]:
         from inference.server.engine_process import entry
 
-        entry.serve(int(flag), lambda: FakeEngine(step_s=0.01))
+        entry.serve(int(flag), lambda _: FakeEngine(step_s=0.01))
         return
     from inference.server.batches.batch_service import BatchService
     from inference.server.batches.store import Store

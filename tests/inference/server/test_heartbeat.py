@@ -15,7 +15,7 @@ from inference.request import SamplingParams
 from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import Status
 from inference.server.client.engine_totals import EngineTotals
-from inference.server.engine_process import pages
+from inference.server.engine_process import pages, served_engine
 from inference.server.engine_process.served_engine import ServedEngine
 from inference.server.engine_process.step_figures import StepFigures
 from inference.server.frames import ITERATION_TOKENS, Heartbeat
@@ -127,6 +127,7 @@ def test_a_calibration_is_of_the_model_and_what_runs_it(monkeypatch, tmp_path):
 def test_waiting_is_told_with_its_time(monkeypatch):
     engine, one = served()
     monkeypatch.setattr(hosts.current(), "now", engine.clock.now)
+    monkeypatch.setattr(served_engine, "time", types.SimpleNamespace(perf_counter=engine.clock.now))
     for prompt in fakes.prompts([8, 8, 8]):
         engine.add_request(prompt, SamplingParams(max_new_tokens=6))
     *_, third = engine.scheduler.waiting

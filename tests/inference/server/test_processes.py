@@ -165,7 +165,7 @@ def test_a_process_whose_parent_has_gone_loads_nothing(monkeypatch):
     ours.close()
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(entry, "end_with_parent", lambda: None)
-    entry.serve(theirs.detach(), lambda: pytest.fail("it loads"))
+    entry.serve(theirs.detach(), lambda _: pytest.fail("it loads"))
 
 
 @pytest.fixture
