@@ -17,6 +17,7 @@ from configs.errors import InputError
 Environment = Mapping[str, str]
 
 _PORT = 9100  # and the next one
+_MOST_HOSTS = 4096
 _FIRST_PORT, _NUM_PAIRS = 61440, 2048  # of jobs that may share a machine
 _METADATA = "computeMetadata/v1/instance/attributes"
 _METADATA_S = 5.0
@@ -48,19 +49,31 @@ def place(
     count: int | None, index: int | None, coordinator: str | None, environment: Environment
 ) -> Place:
     """The place of this process; what is given comes before what a launcher says. Raises InputError
-    if the environment contradicts itself.
+    if these make no sense.
     """
     launched = None
     if count != 1 and None in (count, index, coordinator):
         launched = _launched(count, environment)
     if launched is None:
         launched = Place(0, 1, f"localhost:{_PORT}", "flags")
-    return Place(
-        launched.index if index is None else index,
-        launched.count if count is None else count,
-        launched.coordinator if coordinator is None else coordinator,
-        launched.source,
-    )
+    index = launched.index if index is None else index
+    count = launched.count if count is None else count
+    coordinator = launched.coordinator if coordinator is None else coordinator
+    if not 1 <= count <= _MOST_HOSTS or not 0 <= index < count:
+        raise InputError(f"of {count} hosts the first is 0 and the last {count - 1}, not {index}")
+    address, _, port = coordinator.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65535
+    if not (_is_name(address) and is_port):
+        raise InputError(f"a coordinator is host 0's address:port, not {coordinator[:80]!r}")
+    return Place(index, count, coordinator, launched.source)
+
+
+def _is_name(address: str) -> bool:
+    """Whether a socket takes it for the name of a host, which need not exist."""
+    try:
+        return bool(address.encode("idna")) and address.isprintable()
+    except UnicodeError:
+        return False
 
 
 def _launched(count: int | None, environment: Environment) -> Place | None:

@@ -184,6 +184,7 @@ def check_flags() -> None:
     if not 0 <= _MAX_LOGPROBS.value <= 20:
         raise InputError(f"--max_logprobs is between 0 and 20, not {_MAX_LOGPROBS.value}")
     serving_flags.chat_template()
+    host_flags.place()
     for flag in (_REQUEST_S, _QUEUE_S, _DRAIN_S):
         if not 0 <= flag.value < 1e6:
             raise InputError(f"--{flag.name} is a number of seconds, not {flag.value}")

@@ -144,3 +144,18 @@ def test_flags_come_first():
 def test_what_makes_no_sense_is_named(environment, expected):
     with pytest.raises(InputError, match=expected):
         of(environment)
+
+
+@pytest.mark.parametrize("coordinator, count, index, expected", [
+    ("localhost", 2, 0, "a coordinator is host 0's address:port, not 'localhost'"),
+    ("localhost:x", 2, 0, "a coordinator is host 0's address:port, not 'localhost:x'"),
+    ("a\0b:9100", 2, 1, r"a coordinator is host 0's address:port, not 'a\x00b:9100'"),
+    (f"{'a' * 64}:9100", 2, 0, f"a coordinator is host 0's address:port, not '{'a' * 64}:9100'"),
+    ("a..b:9100", 2, 0, "a coordinator is host 0's address:port, not 'a..b:9100'"),
+    ("\udce4:9100", 2, 1, r"a coordinator is host 0's address:port, not '\udce4:9100'"),
+    ("localhost:9100", 2, 2, "of 2 hosts the first is 0 and the last 1, not 2"),
+])  # fmt: skip
+def test_bad_numbers_are_named(coordinator, count, index, expected):
+    with pytest.raises(InputError) as error:
+        of({}, count, index, coordinator)
+    assert str(error.value) == expected

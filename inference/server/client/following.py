@@ -9,7 +9,7 @@ from collections.abc import Callable
 from inference.server import frames
 from inference.server.client.engine_client import EngineFailed
 from inference.server.client.launch import Launcher
-from inference.server.frames import ConnectionClosed, Joining
+from inference.server.frames import ConnectionClosed, Joining, Stop
 
 _STARTS = 5  # in a row that did not bring the hosts together
 _END_S = 10.0  # for the process to end by itself
@@ -80,4 +80,5 @@ class Following:
         """Ends the engine, which says so to the first host."""
         self._has_left = True
         if self._writer is not None:
-            self._writer.transport.abort()
+            self._writer.write(frames.encode(Stop()))
+            self._writer.close()

@@ -9,14 +9,17 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from inference.server.engine_process.channel import Channel
 from inference.server.engine_process.loop import EngineLoop
 from inference.server.engine_process.served import Served
-from inference.server.frames import ConnectionClosed, HostLost, Joining
-from sharding import hosts
-from sharding.hosts import Report
+from inference.server.frames import ConnectionClosed, HostLost, Joining, Stop, ToEngine
 
+if TYPE_CHECKING:  # text workers take the functions above `serve` only
+    from sharding.hosts import Report
+
+_GONE = "its server has gone"
 _LOOK_MS = 200
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -42,7 +45,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def serve(descriptor: int, load: Callable[[Report], Served]) -> None:
+def serve(descriptor: int, load: Callable[["Report"], Served]) -> None:
     """Loads an engine and serves the socket behind an inherited descriptor until it is closed.
     SIGTERM has no effect, so that the server can finish its answers if all processes get it.
 
@@ -53,6 +56,8 @@ def serve(descriptor: int, load: Callable[[Report], Served]) -> None:
     Raises:
         InputError: as `load` does. Errors of the engine are raised as they are.
     """
+    from sharding import hosts
+
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent()
     connection = socket.socket(fileno=descriptor)
@@ -61,7 +66,10 @@ def serve(descriptor: int, load: Callable[[Report], Served]) -> None:
         return
     channel = Channel(connection)
     is_read = threading.Event()
-    threading.Thread(target=_end_if_closed, args=(connection, is_read), daemon=True).start()
+    hangup = select.poll()
+    hangup.register(connection, 0)  # a peer that has gone is reported in any case
+    watch = threading.Thread(target=_end_if_closed, args=(channel, hangup, is_read), daemon=True)
+    watch.start()
 
     def report(line: str, is_lost: bool) -> None:
         with contextlib.suppress(ConnectionClosed):
@@ -70,14 +78,19 @@ def serve(descriptor: int, load: Callable[[Report], Served]) -> None:
     engine = load(report)
     is_read.set()
     if not EngineLoop(engine, channel).run():
-        hosts.current().end("the process that speaks HTTP has gone")
+        hosts.current().end(_GONE)
 
 
-def _end_if_closed(connection: socket.socket, is_read: threading.Event) -> None:
-    """Ends the process with the connection while nothing is read from it; other hosts are told."""
-    hangup = select.poll()
-    hangup.register(connection, 0)  # a peer that has gone is reported in any case
+def _end_if_closed(channel: Channel, hangup: select.poll, is_read: threading.Event) -> None:
+    """Ends the process with the connection while nothing else reads it. Other hosts are told, and
+    end as well if this was asked for.
+    """
+    from sharding import hosts
+
     while not is_read.is_set():
         if hangup.poll(_LOOK_MS):
-            hosts.current().end()
+            messages: list[ToEngine] = []
+            with contextlib.suppress(ConnectionClosed):
+                messages = channel.receive(0)
+            hosts.current().end(None if any(isinstance(m, Stop) for m in messages) else _GONE)
             os._exit(0)
