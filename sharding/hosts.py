@@ -236,7 +236,7 @@ def start(
     Host 0 takes the port of `coordinator`, its 'address:port', and the next one.
 
     Raises:
-        InputError: the others do not come within `patience_s`.
+        InputError: a port is taken, or the others do not come within `patience_s`.
     """
     global _current
     if count == 1:
@@ -244,6 +244,7 @@ def start(
     address, port = coordinator.rpartition(":")[0], int(coordinator.rpartition(":")[2])
     _current = Hosts(index, count, report or (lambda *_: None))
     if index == 0:
+        links.listening(address, port + 1).close()  # JAX's service ends the process if it is taken
         _current.accept(address, port, patience_s)
     else:
         _current.add(0, links.connect(address, port, count, index, patience_s))

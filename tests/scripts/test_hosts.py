@@ -228,6 +228,16 @@ def test_a_host_that_does_not_belong_is_refused_before_jax_meets_it(monkeypatch,
         assert problem.startswith(expected.format(jax=importlib.metadata.version("jax")))
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_port_that_is_taken_is_named(monkeypatch, offset):
+    monkeypatch.setattr(hosts, "_current", hosts.current())
+    port = free_port()
+    with socket.create_server(("localhost", port + offset)):
+        expected = f"host 0 cannot listen at localhost:{port + offset}: Address already in use"
+        with pytest.raises(InputError, match=expected):
+            hosts.start(f"localhost:{port}", 2, 0)
+
+
 def test_parameters_arrive_as_they_were_sent():
     params = SamplingParams(
         stop=("a", "b"), allowed_token_ids=(1, 2), logit_bias=((3, 0.5),), seed=2**63
