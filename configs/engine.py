@@ -8,7 +8,7 @@ from typing import ClassVar
 from configs import cache, heads, precision
 from configs.cache import BLOCK_TOKENS, PageGroup
 from configs.errors import InputError
-from configs.mesh import ONE_CHIP, Mesh
+from configs.mesh import ONE_CHIP, Mesh, check_context
 from configs.model import ModelConfig
 from configs.prefill import TOGETHER, Prefill, check_budgets
 from configs.settings.cache import LANES, PAGE_TOKENS, CacheConfig, padded_caches
@@ -143,6 +143,8 @@ class Config:
     def __post_init__(self) -> None:
         drafts, requests = self.engine.drafts, self.engine.requests
         self.mesh.check(self.model)
+        if self.mesh.context > 1:
+            check_context(self.mesh, drafts.has_tree, requests.prompt_budgets, self.prefill.chips)
         self.prefill.check(self.mesh, self.model, self.engine.scheduling.policy)
         heads.check_draft(
             self.draft, self.model, drafts.proposer, drafts.levels, self.max_context,
@@ -221,7 +223,7 @@ class Config:
     @functools.cached_property
     def chip_model(self) -> ModelConfig:
         """The model as one chip of the mesh computes it."""
-        return self.model.per_chip(self.mesh.model, self.mesh.expert)
+        return self.model.per_chip(self.mesh.model, self.mesh.expert, self.mesh.context)
 
     @functools.cached_property
     def cached_model(self) -> ModelConfig:
@@ -264,23 +266,33 @@ class Config:
 
     @property
     def page_tokens(self) -> int:
-        """Tokens a page holds; a CPU's default, unless `engine.cache.page_tokens` is set."""
+        """Tokens a page holds, on all chips along `context` together."""
+        return self.chip_page_tokens * self.mesh.context
+
+    @property
+    def chip_page_tokens(self) -> int:
+        """Tokens of a page that a chip holds; a CPU's default, unless `engine.cache.page_tokens` is
+        set.
+        """
         return self.engine.cache.page_tokens or max(PAGE_TOKENS["cpu"], self.cached_model.stride)
 
     @property
     def device_page_tokens(self) -> int:
         """Tokens of a page on the device, at most a block of attention."""
-        return min(self.page_tokens, BLOCK_TOKENS)
+        return min(self.chip_page_tokens, BLOCK_TOKENS)
 
     @property
     def device_pages(self) -> int:
-        """Device pages in a page."""
-        return self.page_tokens // self.device_page_tokens
+        """Device pages in a page, on each chip."""
+        return self.chip_page_tokens // self.device_page_tokens
 
     @property
     def page_columns(self) -> int:
-        """P, entries of a device page table: the longest sequence, in whole blocks of attention."""
-        return -(-self.max_context // BLOCK_TOKENS) * (BLOCK_TOKENS // self.device_page_tokens)
+        """P, entries of a device page table: a chip's part of the longest sequence, in whole blocks
+        of attention.
+        """
+        blocks = -(-self.max_context // (BLOCK_TOKENS * self.mesh.context))
+        return blocks * (BLOCK_TOKENS // self.device_page_tokens)
 
     def peak_pages(self, num_tokens: int) -> tuple[int, ...]:
         """Most pages of each group that one sequence has at once until it has `num_tokens`."""
@@ -293,7 +305,8 @@ class Config:
     @property
     def _page_bytes(self) -> list[int]:
         """Bytes of a page of each group on a chip."""
-        return self.cached_model.page_bytes(self.page_tokens, self.engine.cache.row_multiple or 1)
+        lanes = self.engine.cache.row_multiple or 1
+        return self.cached_model.page_bytes(self.chip_page_tokens, lanes)
 
     def full_bytes(self, num_seqs: int) -> int:
         """Bytes of pages and states for so many sequences at their longest, of snapshots, and of

@@ -18,16 +18,25 @@ class Mesh:
         model: chips that divide heads and feed-forward columns of each layer.
         expert: chips that divide the experts of each mixture; for all else each of them works for
             sequences of its own, like `data`.
+        context: chips that divide the cached tokens of each sequence: chip c has those whose
+            position is c modulo this number. What else `model` divides, heads aside, is divided
+            along both axes.
     """
 
     data: int = 1
     model: int = 1
     expert: int = 1
+    context: int = 1
 
     @property
     def num_chips(self) -> int:
         """Chips of one replica."""
-        return self.data * self.model * self.expert
+        return self.data * self.expert * self.group_chips
+
+    @property
+    def group_chips(self) -> int:
+        """Chips that work for the same sequences: parts of feed-forwards and of the vocabulary."""
+        return self.model * self.context
 
     @property
     def num_groups(self) -> int:
@@ -40,10 +49,14 @@ class Mesh:
         return ",".join(sizes) or "one chip"
 
     def is_even(self, config: ModelConfig) -> bool:
-        """Whether chips along `model` get equal parts of it, none of them zeros."""
+        """Whether chips along `model` and `context` get equal parts of it, none of them zeros."""
         chips, heads = self.model, config.cached_heads
-        return all(size % chips == 0 for size in config.divided) and all(
-            cached % chips == 0 or chips % cached == 0 for cached in heads
+        ffns = [layer.ffn for layer in config.pattern if layer.ffn]
+        columns = [getattr(ffn, field) for ffn in ffns for field in ffn.divided]
+        return (
+            all(size % chips == 0 for size in config.divided)
+            and all(cached % chips == 0 or chips % cached == 0 for cached in heads)
+            and all(size % self.group_chips == 0 for size in columns)
         )
 
     def check(self, config: ModelConfig) -> None:
@@ -52,19 +65,32 @@ class Mesh:
         Raises:
             InputError: an axis is below 1, or does not divide what it would split.
         """
-        for axis in ("data", "model", "expert"):
+        for axis in ("data", "model", "expert", "context"):
             if getattr(self, axis) < 1:
                 raise InputError(f"mesh axis {axis} is at least 1, not {getattr(self, axis)}")
             if getattr(self, axis) > MOST_CHIPS:
                 raise InputError(f"mesh axis {axis} is at most {MOST_CHIPS} chips")
-        kinds = {kind for layer in config.pattern for kind in (layer.mixer, layer.ffn) if kind}
-        if not all(kind.can_divide(self.model) for kind in kinds):
+        mixers = {layer.mixer for layer in config.pattern}
+        ffns = {layer.ffn for layer in config.pattern if layer.ffn}
+
+        def can_divide(chips: int) -> bool:
+            parts = chips * self.context
+            return all(kind.can_divide(chips) for kind in mixers) and all(
+                kind.can_divide(parts) for kind in ffns
+            )
+
+        if not can_divide(self.model):
             smallest = min(config.divided or config.cached_heads)
-            valid = [n for n in range(1, smallest + 1) if all(kind.can_divide(n) for kind in kinds)]
+            valid = [n for n in range(1, smallest + 1) if can_divide(n)]
             raise InputError(
-                f"mesh model={self.model} does not divide the heads and feed-forward widths "
+                f"mesh {self} does not divide the heads and feed-forward widths "
                 f"{sorted(config.divided)} and the cached heads {sorted(set(config.cached_heads))} "
-                f"of {config.name}; valid: {_ranges(valid)}"
+                f"of {config.name}; valid: model of {_ranges(valid) or 'no size'}"
+            )
+        if self.context > 1 and (reason := _undivided(config)):
+            raise InputError(
+                f"mesh context={self.context}: {config.name} {reason}, which is not divided by "
+                "position yet; valid: context=1"
             )
         experts = {num_experts for num_experts, _ in config.experts}
         if self.expert > 1 and not experts:
@@ -75,6 +101,39 @@ class Mesh:
             raise InputError(
                 f"mesh expert={self.expert} does not divide the {shared} experts of "
                 f"{config.name}; valid: {', '.join(map(str, valid))}"
+            )
+
+
+def _undivided(config: ModelConfig) -> str | None:
+    """What a model caches that chips along `context` do not divide."""
+    specs = [spec for spec in config.cache_specs if spec.owner is None]
+    reasons = {
+        "chooses tokens by an indexer": any(spec.index_width for spec in specs),
+        "chooses pages by their extremes": any(spec.has_extremes for spec in specs),
+        "caches entries of several tokens": any(
+            spec.stride > 1 or spec.beside is not None for spec in specs
+        ),
+        "caches states alone": not any(spec.elements_per_token for spec in specs),
+    }
+    return next((reason for reason, is_true in reasons.items() if is_true), None)
+
+
+def check_context(mesh: Mesh, has_tree: bool, has_budgets: bool, prefill_chips: int) -> None:
+    """Whether an engine's features go with cached tokens that chips divide.
+
+    Raises:
+        InputError: one knows where tokens lie.
+    """
+    reasons = {
+        "engine.drafts: a tree's branches lie": has_tree,
+        "engine.requests.prompt_budgets: pages that a prompt gives up lie": has_budgets,
+        f"prefill.chips={prefill_chips}: pages that move between chips lie": prefill_chips > 0,
+    }
+    for reason, is_true in reasons.items():
+        if is_true:
+            raise InputError(
+                f"{reason} whole on one chip, and mesh.context={mesh.context} divides them: leave "
+                "one of the two out"
             )
 
 

@@ -291,29 +291,26 @@ class ModelConfig:
     # --- chips ------------------------------------------------------------------------------------
 
     @functools.lru_cache(maxsize=64)  # noqa: B019
-    def per_chip(self, chips: int, expert_chips: int = 1) -> "ModelConfig":
-        """The model that one of `chips` along the mesh's `model` computes: its heads, columns of
-        feed-forwards and part of the vocabulary; of those along `expert` it holds its experts.
-
-        Raises:
-            InputError: a part's rows are no whole blocks of their format.
+    def per_chip(self, chips: int, expert_chips: int = 1, contexts: int = 1) -> "ModelConfig":
+        """The model that one of `chips` along the mesh's `model` computes: its heads, and of each
+        of `contexts` along `context` its columns of feed-forwards and part of the vocabulary; of
+        those along `expert` it holds its experts. Raises InputError where nothing divides a kind.
         """
-        if chips == expert_chips == 1:
+        if (parts := chips * contexts) == expert_chips == 1:
             return self
 
         def divided(layer: LayerSpec) -> LayerSpec:
-            mixer, ffn = layer.mixer, layer.ffn
-            if chips > 1:
-                mixer, ffn = mixer.per_chip(chips), ffn and ffn.per_chip(chips)
+            mixer = layer.mixer.per_chip(chips) if chips > 1 else layer.mixer
+            ffn = layer.ffn.per_chip(parts) if layer.ffn and parts > 1 else layer.ffn
             if expert_chips > 1:
                 ffn = ffn and ffn.per_expert_chip(expert_chips)
             return dataclasses.replace(layer, mixer=mixer, ffn=ffn)
 
         pattern = tuple(map(divided, self.pattern))
-        return dataclasses.replace(self, pattern=pattern, vocab_size=-(-self.vocab_size // chips))
+        return dataclasses.replace(self, pattern=pattern, vocab_size=-(-self.vocab_size // parts))
 
     def shares(self, path: tuple[str, ...], axis: str, chips: int) -> tuple[range, ...]:
-        """What each of `chips` along `model` holds of a parameter's logical axis: of 'heads',
+        """What each of `chips` that divide it holds of a parameter's logical axis: of 'heads',
         'kv_heads', columns of 'ffn' or 'shared', or rows of 'vocab'.
         """
         if axis == "vocab":

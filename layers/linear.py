@@ -43,7 +43,7 @@ def project_out(x_TX: jax.Array, params: Mapping[str, Any], dtype: str) -> jax.A
     declares one: float32 [T, D].
     """
     with jax.named_scope("out"):
-        out_TD = collectives.total(linear(x_TX.astype(dtype), params["out"]))
+        out_TD = collectives.total(linear(x_TX.astype(dtype), params["out"]), collectives.HEADS)
         return add_bias(out_TD, params, "out_bias")
 
 

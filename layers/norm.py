@@ -26,8 +26,9 @@ def apply(
         weight, bias = _terms(weights, config, x.shape[-1])
         if bias is not None:
             return layer_norm(x, weight, bias, config.norm_eps, config.norm_offset)
-        if is_divided and collectives.num_chips() > 1:
-            squares = collectives.total(row_sum(x * x)) / (x.shape[-1] * collectives.num_chips())
+        chips = collectives.num_chips(collectives.HEADS)
+        if is_divided and chips > 1:
+            squares = collectives.total(row_sum(x * x), collectives.HEADS) / (x.shape[-1] * chips)
             scale = jax.lax.rsqrt(squares + config.norm_eps)
             return x * scale * (weight.astype(jnp.float32) + config.norm_offset)
         return rms_norm(x, weight, config.norm_eps, config.norm_offset)
@@ -103,7 +104,7 @@ def gated_norm(
         x_TGX = x_TX.reshape(x_TX.shape[0], -1, min(width, x_TX.shape[1]))
         squares_TG1 = row_sum(x_TGX * x_TGX)
         if width > x_TX.shape[1]:
-            squares_TG1 = collectives.total(squares_TG1)
+            squares_TG1 = collectives.total(squares_TG1, collectives.HEADS)
         x_TGX = x_TGX * jax.lax.rsqrt(squares_TG1 / width + eps)
         x_TX = x_TGX.reshape(x_TX.shape) * weight.astype(jnp.float32)
         return x_TX * gate_TX if norms_first else x_TX

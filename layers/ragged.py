@@ -10,6 +10,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from sharding import collectives
+from sharding.collectives import CONTEXT
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -111,15 +114,20 @@ class Ragged:
         return parts
 
     def page_T(self, group: int, page_tokens: int) -> tuple[jax.Array, jax.Array]:
-        """Page id and offset of each token's cache entry, i32[T] each; padding is in page 0."""
-        pages = []
+        """Page id and offset of each token's cache entry, i32[T] each; padding is in page 0, and so
+        is what another chip along the mesh's `context` holds (`mask.on_chip`).
+        """
+        pages, indices = [], []
+        chips, chip = collectives.num_chips(CONTEXT), collectives.chip(CONTEXT)
         for rectangle in self.rectangles:
-            table_YP, kv_position_YW = rectangle.tables[group], rectangle.kv_position_YW
-            page_YW = jnp.take_along_axis(table_YP, kv_position_YW // page_tokens, axis=1)
-            pages.append(jnp.where(rectangle.valid_YW, page_YW, 0))
-        return self.pack(pages), self.pack(
-            [r.kv_position_YW for r in self.rectangles]
-        ) % page_tokens
+            is_here_YW, index_YW = rectangle.valid_YW, rectangle.kv_position_YW
+            if chips > 1:
+                is_here_YW &= index_YW % chips == chip
+                index_YW //= chips
+            page_YW = jnp.take_along_axis(rectangle.tables[group], index_YW // page_tokens, axis=1)
+            pages.append(jnp.where(is_here_YW, page_YW, 0))
+            indices.append(index_YW)
+        return self.pack(pages), self.pack(indices) % page_tokens
 
 
 def contiguous(num_rows: int, num_tokens: int) -> Ragged:

@@ -20,9 +20,9 @@ from sharding import hosts
 
 T = TypeVar("T")
 
-AXES = ("data", "expert", "model")  # neighbours along `model` exchange most
+AXES = ("data", "expert", "context", "model")  # neighbours along `model` exchange most
 EVERY_CHIP = PartitionSpec(AXES)
-EACH_GROUP = PartitionSpec(AXES[:2])  # equal along `model`
+EACH_GROUP = PartitionSpec(AXES[:2])  # equal along `context` and `model`
 ALIKE = PartitionSpec()
 
 _MOST_VIRTUAL_CHIPS = 256  # threads of a CPU
@@ -72,21 +72,24 @@ def for_prefill(config: Config) -> jax.sharding.Mesh:
 
 
 def _joined(devices: Sequence[jax.Device], mesh: Mesh) -> jax.sharding.Mesh:
-    chips = np.array(devices).reshape(mesh.data, mesh.expert, mesh.model)
+    chips = np.array(devices).reshape(mesh.data, mesh.expert, mesh.context, mesh.model)
     return jax.sharding.Mesh(chips, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def put(mesh: jax.sharding.Mesh, spec: PartitionSpec, make_part: Callable[[int, int], T]) -> T:
     """A pytree of arrays over a mesh, whose spec divides the first axis only; this process makes
-    the parts of its own chips by `make_part(group, chip along model)`.
+    the parts of its own chips by `make_part(group, chip)`, chips of a group in the order of
+    `rules.RULES`: those along `context` lie next to each other.
     """
     parts = []
     for index, device in np.ndenumerate(mesh.devices):
         if device.process_index != jax.process_index():
             continue
-        group = index[0] * mesh.shape["expert"] + index[1]
+        data, expert, context, model = index
+        group = data * mesh.shape["expert"] + expert
+        chip = model * mesh.shape["context"] + context
         with jax.default_device(device):  # another would hold two for a while
-            parts.append(jax.device_put(make_part(group, index[2]), device))
+            parts.append(jax.device_put(make_part(group, chip), device))
     sharding, times = NamedSharding(mesh, spec), num_parts(mesh, spec)
 
     def joined(*arrays: jax.Array) -> jax.Array:
@@ -134,7 +137,7 @@ def moved_to_group(tree: T, mesh: jax.sharding.Mesh, group: int, base: T) -> T:
     """A pytree over as many chips as divide the model, on those of one group of a mesh, each from
     device to device; the other groups' parts are those of `base`, which lies on `EVERY_CHIP`.
     """
-    chips = list(mesh.devices.reshape(-1, mesh.shape["model"])[group])
+    chips = list(mesh.devices.reshape(num_parts(mesh, EACH_GROUP), -1)[group])
 
     def joined(array: jax.Array, base_array: jax.Array) -> jax.Array:
         first = {shard.device: shard.index[0].start or 0 for shard in array.addressable_shards}

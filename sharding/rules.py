@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -26,16 +27,16 @@ class Slices(Protocol):
 
 Values = np.ndarray | jax.Array | Slices
 
-RULES: Mapping[str, str | None] = {
-    "vocab": "model",
-    "heads": "model",
-    "kv_heads": "model",
-    "ffn": "model",
-    "shared": "model",
-    "experts": "expert",
-    "embed": None,
-    "taps": None,
-    "states": None,
+RULES: Mapping[str, tuple[str, ...]] = {
+    "vocab": ("model", "context"),
+    "heads": ("model",),
+    "kv_heads": ("model",),
+    "ffn": ("model", "context"),
+    "shared": ("model", "context"),
+    "experts": ("expert",),
+    "embed": (),
+    "taps": (),
+    "states": (),
 }
 
 
@@ -48,7 +49,7 @@ def mesh_axes(path: str, info: ParamInfo) -> tuple[str, ...]:
         raise InputError(
             f"{path}: no rule divides the axis {unknown[0]!r}; known: {', '.join(RULES)}"
         )
-    mesh_axes = [axis for name in names if (axis := RULES[name]) is not None]
+    mesh_axes = [axis for name in names for axis in RULES[name]]
     if len(mesh_axes) > len(set(mesh_axes)):
         raise InputError(f"{path}: chips would divide two of its axes, {', '.join(names)}")
     return tuple(mesh_axes)
@@ -65,9 +66,11 @@ def layout(path: str, info: ParamInfo, mesh: Mesh) -> NamedSharding:
     rule names is cut where that gives equal parts; otherwise each chip holds all of it.
     """
     mesh_axes(path, info)  # refuses contradictions
-    axes = (RULES[name] if name else None for name in info.logical_axes)
-    sizes = zip(axes, info.shape, strict=True)
-    cuts = (axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in sizes)
+    cuts = []
+    for name, size in zip(info.logical_axes, info.shape, strict=True):
+        axes = tuple(axis for axis in RULES[name or "embed"] if mesh.shape[axis] > 1)
+        is_even = size % math.prod(mesh.shape[axis] for axis in axes) == 0
+        cuts.append((axes[0] if len(axes) == 1 else axes) if axes and is_even else None)
     return NamedSharding(mesh, PartitionSpec(*cuts))
 
 
@@ -87,9 +90,13 @@ def part(
         config, info: the whole model, and the parameter's declaration in it.
         values: all of it, an array or what reads slices of rows (a stack's, of all its matrices),
             or of all rows' columns; rows may be bytes of blocks.
-        group, chip: the chip's place among those along `data` and `expert`, and along `model`.
+        group, chip: the chip's place among those along `data` and `expert`, and along `model` and
+            `context`.
     """
     axes = mesh_axes(path, info)
+    share = _Share(mesh.model, chip // mesh.context)
+    if "context" in axes:
+        share = _Share(mesh.group_chips, chip, mesh.context > 1)
     if len(info.shape) > 2 and isinstance(values, np.ndarray | jax.Array):
         values = np.asarray(values).reshape(*in_rows(values.shape))
     if "expert" in axes:
@@ -101,17 +108,26 @@ def part(
         )  # fmt: skip
         first = group % mesh.expert * count
         matrices = [_RowSlice(values, (first + n) * expert_rows, expert_rows) for n in range(count)]
-        parts = [
-            _of_matrix(config, path, matrix_info, matrix, mesh.model, chip) for matrix in matrices
-        ]
+        parts = [_of_matrix(config, path, matrix_info, matrix, share) for matrix in matrices]
         return np.stack(parts).reshape(count, *parts[0].shape[-len(shape) :])
     if len(info.shape) > 2:
         matrix_info = dataclasses.replace(
             info, shape=info.in_rows, logical_axes=(info.logical_axes[0], None), stacked=()
         )
-        rows = _of_matrix(config, path, matrix_info, values, mesh.model, chip)
+        rows = _of_matrix(config, path, matrix_info, values, share)
         return rows.reshape(-1, *info.shape[1:-1], rows.shape[-1])
-    return _of_matrix(config, path, info, values, mesh.model, chip)
+    return _of_matrix(config, path, info, values, share)
+
+
+class _Share(NamedTuple):
+    """One of the parts of a parameter."""
+
+    chips: int
+    chip: int
+    is_joint: bool = False  # along `model` and `context`
+
+    def __str__(self) -> str:
+        return f"mesh.model{' x mesh.context' * self.is_joint}={self.chips}"
 
 
 class _RowSlice:
@@ -137,9 +153,10 @@ class _RowSlice:
 
 
 def _of_matrix(
-    config: ModelConfig, path: str, info: ParamInfo, values: Values, chips: int, chip: int
+    config: ModelConfig, path: str, info: ParamInfo, values: Values, share: _Share
 ) -> np.ndarray:
-    """`part` of a matrix or a vector, along `model` alone."""
+    """`part` of a matrix or a vector, not along `expert`."""
+    chips, chip = share.chips, share.chip
     if not mesh_axes(path, info):
         return np.asarray(values)
     if info.format == "int32":
@@ -150,7 +167,7 @@ def _of_matrix(
         head = _head_bytes(info)  # which all columns need
         size = values.shape[-1] - head
         start, stop, missing = _range(config, path, axis, size, chips, chip)
-        _check_whole(path, info, start, stop, size, chips)
+        _check_whole(path, info, start, stop, size, share)
         if start == stop:  # of a share without heads, zeros as many as those of a neighbour's
             return np.zeros((values.shape[0], head + missing), np.asarray(values[:1, :1]).dtype)
         columns = np.asarray(values[:, head + start : head + stop])
@@ -164,13 +181,13 @@ def _of_matrix(
         own_axis = "kv_heads" if is_kv else axis
         start, stop, missing = _range(config, path, own_axis, count, chips, chip)
         ends = stop - start if missing else 0  # before zeros
-        _check_shared(path, info, (start, sum(map(len, parts)), ends), chips)
+        _check_shared(path, info, (start, sum(map(len, parts)), ends), share)
         if start == stop:
             like = np.asarray(values[:1])
             parts.append(np.zeros((missing, *like.shape[1:]), like.dtype))
         else:
-            share = np.asarray(values[first + start : first + stop])
-            parts += [share, np.zeros((missing, *share.shape[1:]), share.dtype)]
+            held = np.asarray(values[first + start : first + stop])
+            parts += [held, np.zeros((missing, *held.shape[1:]), held.dtype)]
         first += count
     return np.concatenate(parts)
 
@@ -184,7 +201,9 @@ def _head_bytes(info: ParamInfo) -> int:
     return format.scale_bits // 8 if is_whole and format.group is None else 0
 
 
-def _check_whole(path: str, info: ParamInfo, start: int, stop: int, size: int, chips: int) -> None:
+def _check_whole(
+    path: str, info: ParamInfo, start: int, stop: int, size: int, share: _Share
+) -> None:
     """Refuses a chip's columns, bytes of blocks, that begin or end within a block. A row is `size`
     bytes without its head; a file's blocks may be smaller than they are in memory.
     """
@@ -195,17 +214,17 @@ def _check_whole(path: str, info: ParamInfo, start: int, stop: int, size: int, c
     num_bytes = format.row_bytes(block) if row % block else size // (row // block)
     if start % num_bytes or (stop % num_bytes and stop != size):
         raise InputError(
-            f"{path}: mesh.model={chips} divides its rows of {row} within blocks of "
+            f"{path}: {share} divides its rows of {row} within blocks of "
             f"{block}, which {info.format} keeps together: fewer chips, or smaller groups"
         )
 
 
-def _check_shared(path: str, info: ParamInfo, firsts: tuple[int, ...], chips: int) -> None:
+def _check_shared(path: str, info: ParamInfo, firsts: tuple[int, ...], share: _Share) -> None:
     """Refuses parts of a chip's rows that begin or end between rows that share scales."""
     together = FORMATS[info.format].rows
     if any(first % together for first in firsts):
         raise InputError(
-            f"{path}: mesh.model={chips} divides its rows within {together} that share scales in "
+            f"{path}: {share} divides its rows within {together} that share scales in "
             f"{info.format}: fewer chips"
         )
 

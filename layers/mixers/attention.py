@@ -5,19 +5,23 @@ cache) over the rows themselves.
 import jax
 import jax.numpy as jnp
 
+from configs.cache import PageFormat
 from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 from layers import norm, page_rows, temperature
 from layers.backends import backends
 from layers.backends.backend import Append
-from layers.kernels.attention import api, reference
-from layers.kernels.attention.contract import Options
+from layers.kernels.attention import api, mask, reference
+from layers.kernels.attention.contract import Implementation, Options, Stretch
 from layers.kv_cache import Dense, Indexed, Paged
 from layers.linear import add_bias, linear, project_out
 from layers.params import Params
+from layers.ragged import Ragged
 from layers.registry import Leaf, StepContext
 from layers.rope import rotate
 from layers.sparse import quest
+from sharding import collectives
+from sharding.collectives import CONTEXT
 
 _GATES = {"sigmoid": jax.nn.sigmoid, "softplus": jax.nn.softplus}  # of heads
 
@@ -100,6 +104,7 @@ def _appends(config: ModelConfig, kind: Attention, leaf: Paged, context: StepCon
     """Whether one kernel makes queries of what their product leaves, and writes keys and values."""
     return (
         context.is_owner
+        and collectives.num_chips(CONTEXT) == 1  # another chip's tokens look like padding
         and not leaf.is_read_only
         and context.page_format is not None
         and context.page_format.dtype == config.dtype
@@ -201,10 +206,47 @@ def attend(
         for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
             outs.append(quest.attend(chosen, q_YWNH, paged, rectangle, *arguments, token_budget))
         return ragged.pack(outs), paged
+    if collectives.num_chips(CONTEXT) > 1:
+        return _attend_divided(chosen, q_TNH, paged.pages, ragged, *arguments), paged
     for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
         out_YWNH, paged = paged.attend(chosen.attend_pages, q_YWNH, rectangle, *arguments)
         outs.append(out_YWNH)
     return ragged.pack(outs), paged
+
+
+def _attend_divided(
+    chosen: Implementation,
+    q_TNH: jax.Array,
+    pages: jax.Array,
+    ragged: Ragged,
+    group: int,
+    page_format: PageFormat,
+    options: Options,
+) -> jax.Array:
+    """Attention over the tokens of all chips along `context`, float32 [T, N, H], where each attends
+    over its own: they exchange a log-sum-exp a head, and sum their weighted results. Sinks count
+    once, behind the exchange.
+    """
+    assert chosen.attend_part is not None
+    chips, chip = collectives.num_chips(CONTEXT), collectives.chip(CONTEXT)
+    first_tokens = -(-options.first_tokens // chips)
+    local = options._replace(sinks_N=None, first_tokens=first_tokens, dtype="float32")
+    outs, totals = [], []
+    for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
+        bounds = mask.on_chip(reference.bounds(rectangle, options), chip, chips)
+        out_YWNH, total_YWN = chosen.attend_part(
+            q_YWNH, Stretch(pages, rectangle.tables[group], bounds), rectangle.valid_YW,
+            page_format, local,
+        )  # fmt: skip
+        outs.append(out_YWNH)
+        totals.append(total_YWN)
+    total_TN = ragged.pack(totals)
+    total_CTN = collectives.gather(total_TN, CONTEXT)
+    if options.sinks_N is not None:
+        sinks_1TN = jnp.broadcast_to(options.sinks_N, (1, *total_TN.shape))
+        total_CTN = jnp.concatenate([total_CTN, sinks_1TN])
+    share_TN1 = jnp.exp(total_TN - jax.nn.logsumexp(total_CTN, axis=0))[..., None]
+    return collectives.total(ragged.pack(outs) * share_TN1, CONTEXT)
 
 
 def _rotated(

@@ -83,13 +83,14 @@ def mapped(x_TNM: jax.Array, feature_map: str) -> jax.Array:
 def log_decays(kind: LinearAttention) -> jax.Array:
     """Of each head on this chip, float32 [N]."""
     assert kind.decay is not None
-    number_N = 1 + collectives.chip() * kind.num_heads + jnp.arange(kind.num_heads)
-    return -kind.decay * jnp.exp2(-8 * number_N / (kind.num_heads * collectives.num_chips()))
+    chips, chip = collectives.num_chips(collectives.HEADS), collectives.chip(collectives.HEADS)
+    number_N = 1 + chip * kind.num_heads + jnp.arange(kind.num_heads)
+    return -kind.decay * jnp.exp2(-8 * number_N / (kind.num_heads * chips))
 
 
 def _normed(x_TX: jax.Array, weight: jax.Array) -> jax.Array:
     """RMS norm of what the heads of all chips return."""
     with jax.named_scope("norm"):
-        width = x_TX.shape[1] * collectives.num_chips()
-        squares_T1 = collectives.total(row_sum(x_TX * x_TX)) / width
+        width = x_TX.shape[1] * collectives.num_chips(collectives.HEADS)
+        squares_T1 = collectives.total(row_sum(x_TX * x_TX), collectives.HEADS) / width
         return x_TX * jax.lax.rsqrt(squares_T1 + _NORM_EPS) * weight.astype(jnp.float32)

@@ -73,7 +73,9 @@ def _chosen(
     params: Params, config: ModelConfig, kind: Mamba, x_TX: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What tokens choose: the steps of a chip's channels, [T, X], and B and C [T, M]."""
-    choice_TX = collectives.total(linear(x_TX.astype(config.dtype), params["choice"]))
+    choice_TX = collectives.total(
+        linear(x_TX.astype(config.dtype), params["choice"]), collectives.HEADS
+    )
     first, second, _ = kind.chosen
     parts = jnp.split(choice_TX, [first, first + second], axis=1)
     if kind.norms is not None:

@@ -33,8 +33,9 @@ def apply(
     another number of channels than the residual stream.
     """
     X, M, ragged = kind.channels, kind.state_width, context.ragged
-    kind.check_channels(config.width, collectives.num_chips())
-    x_TX = jax.lax.dynamic_slice_in_dim(x_TD, collectives.chip() * X, X, axis=1)
+    kind.check_channels(config.width, collectives.num_chips(collectives.HEADS))
+    first = collectives.chip(collectives.HEADS) * X
+    x_TX = jax.lax.dynamic_slice_in_dim(x_TD, first, X, axis=1)
     log_a_XM, B_XM, C_XM = discretized(params, kind)
     dynamics = log_a_XM.T, B_XM.T, C_XM.T
     recurrence = Recurrence(
@@ -61,7 +62,8 @@ def apply(
 def discretized(params: Params, kind: S4) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Each state's log decay a token, input factor (zero-order hold), readout: complex [X, M]."""
     X, M = kind.channels, kind.state_width
-    share_X = (collectives.chip() * X + jnp.arange(X) + 0.5) / (X * collectives.num_chips())
+    chips, chip = collectives.num_chips(collectives.HEADS), collectives.chip(collectives.HEADS)
+    share_X = (chip * X + jnp.arange(X) + 0.5) / (X * chips)
     smallest, largest = map(math.log, _STEPS)
     step_X1 = jnp.exp(rounded((largest - smallest) * share_X) + smallest + params["step"])[:, None]
     rate_XM = -_RATE * jnp.exp(params["rate"])

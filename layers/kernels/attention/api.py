@@ -44,11 +44,13 @@ def implementation(name: str) -> Implementation:
         return Implementation(
             ffi_cpu.limit, page_rows.token_major, page_rows.write, ffi_cpu.attend_pages,
             page_bounds=ffi_cpu.page_bounds, index_scores=ffi_cpu.index_scores,
+            attend_part=ffi_cpu.attend_part,
         )  # fmt: skip
     assert name == "reference", name
     return Implementation(
-        reference.limit, page_rows.token_major, page_rows.write, reference.attend_pages
-    )
+        reference.limit, page_rows.token_major, page_rows.write, reference.attend_pages,
+        attend_part=reference.attend_part,
+    )  # fmt: skip
 
 
 class Choice(NamedTuple):
@@ -78,6 +80,11 @@ def choose(config: Config) -> Choice:
 
     def limit(name: str) -> str | None:
         candidate = implementation(name)
+        if config.mesh.context > 1 and candidate.attend_part is None:
+            return (
+                "reads all tokens of a sequence, not the part that mesh.context="
+                f"{config.mesh.context} leaves on a chip"
+            )
         reasons = (
             candidate.limit(demand, device)
             for demand in demands

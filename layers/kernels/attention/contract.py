@@ -200,6 +200,28 @@ class AttendStretches(Protocol):
     ) -> jax.Array: ...
 
 
+class AttendPart(Protocol):
+    """Returns one softmax over a part of the tokens that queries see, which others complete
+    (`mixers/attention.py`): [Y, W, N, value width], and the log-sum-exp of each head's scores,
+    [Y, W, N], float32 both. Where a query sees nothing of the part, or a token is not valid, that
+    is -1e30 or less, and the result is finite. Options have no sinks.
+
+    Args:
+        q_YWNH, valid_YW: as of `AttendPages`.
+        stretch: the part, whose bounds of consecutive queries are not consecutive, and may leave no
+            key; without trees. `options.first_tokens` is the most of `bounds.head_YW`.
+    """
+
+    def __call__(
+        self,
+        q_YWNH: jax.Array,
+        stretch: Stretch,
+        valid_YW: jax.Array,
+        page_format: PageFormat,
+        options: Options = PLAIN,
+    ) -> tuple[jax.Array, jax.Array]: ...
+
+
 class AppendAndAttend(Protocol):
     """`Write` and `AttendPages` of a rectangle in one kernel: the attention, and the pages with the
     valid tokens' rows.
@@ -232,4 +254,5 @@ class Implementation(NamedTuple):
     page_bounds: PageBounds | None = None  # None: XLA's products (`layers/sparse/quest.py`)
     index_scores: IndexScores | None = None  # None: XLA's products (`layers/mixers/indexer.py`)
     attend_stretches: AttendStretches | None = None  # None: the reference's
+    attend_part: AttendPart | None = None  # None: no chips divide the tokens of a sequence
     pads_bytes: bool = False

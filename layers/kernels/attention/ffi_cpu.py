@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.cache import PageFormat
-from layers.kernels.attention.contract import PLAIN, Demand, Options
+from layers.kernels.attention.contract import PLAIN, Demand, Options, Stretch
 from layers.kernels.attention.mask import mask_bounds
 from layers.kernels.cpu import calls, library
 from layers.kernels.device import Device
@@ -43,21 +43,45 @@ def attend_pages(
     options: Options = PLAIN,
 ) -> jax.Array:
     """`contract.AttendPages`; no pages are read for tokens that are not valid."""
-    bounds = mask_bounds(rectangle, options.window, options.chunked)
-    missing = jnp.zeros(0, jnp.int32)
-    arrays = [bounds.first_YW, bounds.tree_start_YW, bounds.tree_bits_YW]
-    first_YW, start_YW, bits_YW = (missing if x is None else x for x in arrays)
+    bounds = mask_bounds(rectangle, options.window, options.chunked, options.first_tokens)
+    stretch = Stretch(pages, rectangle.tables[group], bounds)
+    return _attend(q_YWNH, stretch, rectangle.valid_YW, page_format, options, (0,))[0]
+
+
+def attend_part(
+    q_YWNH: jax.Array,
+    stretch: Stretch,
+    valid_YW: jax.Array,
+    page_format: PageFormat,
+    options: Options = PLAIN,
+) -> tuple[jax.Array, jax.Array]:
+    """`contract.AttendPart`."""
+    return _attend(q_YWNH, stretch, valid_YW, page_format, options, q_YWNH.shape[:3])
+
+
+def _attend(
+    q_YWNH: jax.Array,
+    stretch: Stretch,
+    valid_YW: jax.Array,
+    page_format: PageFormat,
+    options: Options,
+    totals: tuple[int, ...],
+) -> tuple[jax.Array, jax.Array]:
+    """Attention, and in an array of this shape, unless it is empty, the log-sum-exp of scores."""
+    bounds, missing = stretch.bounds, jnp.zeros(0, jnp.int32)
+    arrays = [bounds.first_YW, bounds.head_YW, bounds.tree_start_YW, bounds.tree_bits_YW]
+    first_YW, head_YW, start_YW, bits_YW = (missing if x is None else x for x in arrays)
     sinks_N = jnp.zeros(0, jnp.float32) if options.sinks_N is None else options.sinks_N
-    table_XP = rectangle.tables[group]
-    table_XP = table_XP.reshape(-1, table_XP.shape[-1])
+    table_XP = stretch.table_YP.reshape(-1, stretch.table_YP.shape[-1])
     out = jax.ShapeDtypeStruct((*q_YWNH.shape[:3], page_format.value_width), options.dtype)
-    return calls.call(
-        library.ATTEND, out, q_YWNH, pages, table_XP, rectangle.valid_YW,
-        bounds.last_YW, first_YW, start_YW, bits_YW, sinks_N.astype(jnp.float32),
-        format=page_format.dtype, score_cap=np.float32(options.score_cap or 0),
-        kv_heads=np.int64(page_format.kv_heads), values_in_keys=page_format.values_in_keys,
-        first_tokens=np.int64(options.first_tokens),
+    out_YWNH, total_YWN = calls.call(
+        library.ATTEND, (out, jax.ShapeDtypeStruct(totals, jnp.float32)), q_YWNH, stretch.pages,
+        table_XP, valid_YW, bounds.last_YW, first_YW, head_YW, start_YW, bits_YW,
+        sinks_N.astype(jnp.float32), format=page_format.dtype,
+        score_cap=np.float32(options.score_cap or 0), kv_heads=np.int64(page_format.kv_heads),
+        values_in_keys=page_format.values_in_keys,
     )  # fmt: skip
+    return out_YWNH, total_YWN
 
 
 def page_bounds(

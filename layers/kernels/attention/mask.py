@@ -62,6 +62,21 @@ def mask_bounds(
     return MaskBounds(last_YW, first_YW, head_YW=head_YW)
 
 
+def on_chip(bounds: MaskBounds, chip: jax.Array | int, chips: int) -> MaskBounds:
+    """Bounds by index among the tokens that one of `chips` holds, those whose KV position is `chip`
+    modulo their number: `last_YW` is -1 where it holds none that a query sees. Without trees.
+    """
+
+    def num_before(position_YW: jax.Array) -> jax.Array:  # that the chip holds
+        return -((chip - position_YW) // chips)
+
+    assert bounds.tree_start_YW is None, "branches lie on one chip"
+    first_YW, head_YW = (
+        None if x_YW is None else num_before(x_YW) for x_YW in (bounds.first_YW, bounds.head_YW)
+    )
+    return MaskBounds(num_before(bounds.last_YW + 1) - 1, first_YW, head_YW=head_YW)
+
+
 def visible(
     kv_position: jax.Array,
     last: jax.Array,

@@ -100,6 +100,28 @@ def attend_stretches(
     [Y, W, N, value width]. With `options.deterministic`, products have numbers of rows that do not
     change their sums.
     """
+    return _softmax(q_YWNH, stretches, valid_YW, page_format, options)[0]
+
+
+def attend_part(
+    q_YWNH: jax.Array,
+    stretch: Stretch,
+    valid_YW: jax.Array,
+    page_format: PageFormat,
+    options: Options = PLAIN,
+) -> tuple[jax.Array, jax.Array]:
+    """`contract.AttendPart`."""
+    return _softmax(q_YWNH, (stretch,), valid_YW, page_format, options)
+
+
+def _softmax(
+    q_YWNH: jax.Array,
+    stretches: tuple[Stretch, ...],
+    valid_YW: jax.Array,
+    page_format: PageFormat,
+    options: Options,
+) -> tuple[jax.Array, jax.Array]:
+    """`attend_stretches`, and the log-sum-exp of each head's scores, float32 [Y, W, N]."""
     Y, W, N, _ = q_YWNH.shape
     is_diagonal, tile, rows = _tiling(q_YWNH, page_format, options.deterministic)
     padding = (0, 0), (0, -W % tile)
@@ -121,7 +143,8 @@ def attend_stretches(
             _read_block, stretch._replace(bounds=bounds), page_format, q_YWNH.dtype
         )
         carry = _in_blocks(fold, read, carry, oldest // BLOCK_TOKENS, last_Y, counts, head)
-    return finish(carry)[:, :W]
+    out_YWNH, total_YWN = finish(carry)
+    return out_YWNH[:, :W], total_YWN[:, :W]
 
 
 def _read_block(
@@ -288,9 +311,10 @@ def _block_diagonal(  # noqa: ANN202
         return _accumulate(carry, soft_cap(scores_YUS, cap), mask_YUS, v_YSX)
 
     def finish(carry):  # noqa: ANN001, ANN202
-        _, mass_YU1, values_YUX = carry
+        maximum_YU1, mass_YU1, values_YUX = carry
         values_YWNKH = (values_YUX / mass_YU1)[:, :U].reshape(Y, W, N, K, page_format.value_width)
-        return jnp.where(is_group_NK1, values_YWNKH, 0).sum(3)
+        total_YU1 = maximum_YU1 + jnp.log(mass_YU1)
+        return jnp.where(is_group_NK1, values_YWNKH, 0).sum(3), total_YU1[:, :U].reshape(Y, W, N)
 
     sinks_YU1 = jnp.broadcast_to(sinks_N, (Y, W, N)).reshape(Y, U, 1)
     return fold, finish, _start(_padded(sinks_YU1, rows), K * page_format.value_width)
@@ -330,9 +354,13 @@ def _per_head(  # noqa: ANN202
         return jax.lax.map(fold_tile, tiles)
 
     def finish(carry):  # noqa: ANN001, ANN202
-        _, mass, values = carry
-        values = (values / mass)[:, :, :U].reshape(num_tiles, Y, K, tile, G, -1)
-        return values.transpose(1, 0, 3, 2, 4, 5).reshape(Y, W, N, -1)
+        maximum, mass, values = carry
+
+        def by_token(x_XZUH):  # noqa: ANN001, ANN202
+            x_XYKWGH = x_XZUH[:, :, :U].reshape(num_tiles, Y, K, tile, G, -1)
+            return x_XYKWGH.transpose(1, 0, 3, 2, 4, 5).reshape(Y, W, N, -1)
+
+        return by_token(values / mass), by_token(maximum + jnp.log(mass))[..., 0]
 
     sinks_XYKWG = jnp.broadcast_to(sinks_N.reshape(K, 1, G), (num_tiles, Y, K, tile, G))
     sinks_XZU1 = sinks_XYKWG.reshape(num_tiles, Y * K, U, 1)

@@ -219,6 +219,8 @@ class Attender {
     each_row([&](int64_t head, int64_t r, int64_t token, int64_t query_head) {
       const int64_t row = head * row_stride_ + r;
       char* const to = (char*)a_.out + (token * a_.num_heads + query_head) * a_.value_width * size;
+      if (a_.totals)
+        a_.totals[token * a_.num_heads + query_head] = top_[row] + __builtin_logf(mass_[row]);
       if (!has_sums_[head * near_groups_ + r / kNearRows]) {
         memset(to, 0, a_.value_width * size);
         return;
@@ -264,8 +266,10 @@ void attend(const Attention& a, const AttentionItem& item) {
     const int64_t token = first_token + --trimmed.stop_token;
     for (int64_t head = item.first_head; head < item.stop_head; head++) {
       const int64_t query_head = head * group + item.first_query;
-      memset((char*)a.out + (token * a.num_heads + query_head) * row_bytes, 0,
-             (item.stop_query - item.first_query) * row_bytes);
+      const int64_t row = token * a.num_heads + query_head;
+      const int64_t count = item.stop_query - item.first_query;
+      memset((char*)a.out + row * row_bytes, 0, count * row_bytes);
+      for (int64_t i = 0; a.totals && i < count; i++) a.totals[row + i] = kNoScore;
     }
   }
   if (trimmed.stop_token <= trimmed.first_token) return;

@@ -374,11 +374,11 @@ std::vector<int64_t> by_newest_key(const Attention& a, int64_t rows, int64_t til
 
 // Attention of a rectangle over pages, as kernels.h has it. An array that is not there is empty.
 ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap, int64_t kv_heads,
-                  bool values_in_keys, int64_t first_tokens,
-                  ffi::AnyBuffer q, ffi::AnyBuffer pages, ffi::BufferR2<ffi::S32> table,
-                  ffi::BufferR2<ffi::PRED> valid, ffi::BufferR2<ffi::S32> last, Integers first,
+                  bool values_in_keys, ffi::AnyBuffer q, ffi::AnyBuffer pages,
+                  ffi::BufferR2<ffi::S32> table, ffi::BufferR2<ffi::PRED> valid,
+                  ffi::BufferR2<ffi::S32> last, Integers first, Integers head,
                   Integers tree_start, Integers tree_bits, ffi::BufferR1<ffi::F32> sinks,
-                  ffi::Result<ffi::AnyBuffer> out) {
+                  ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> totals) {
   Attention a;
   a.is_float32_out = out->element_type() == ffi::DataType::F32;
   if (!find_paged(format, q, pages, table, a) || out->dimensions().size() != 4 ||
@@ -395,11 +395,12 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
   a.valid = (const uint8_t*)valid.untyped_data();
   a.last = last.typed_data();
   a.first = unless_empty(first);
-  a.first_tokens = first_tokens;
+  a.first_tokens = head.element_count() ? head.typed_data()[0] : 0;  // of every token alike
   a.tree_start = unless_empty(tree_start);
   a.tree_bits = unless_empty(tree_bits);
   a.sinks = sinks.element_count() ? sinks.typed_data() : nullptr;
   a.out = out->untyped_data();
+  a.totals = totals->element_count() ? totals->typed_data<float>() : nullptr;
   const int64_t tokens = Y * a.num_tokens;
   auto fits = [&](const auto& x) {
     return !x.element_count() || (int64_t)x.element_count() == tokens;
@@ -408,8 +409,9 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
       (int64_t)out->element_count() != tokens * a.num_heads * a.value_width ||
       (values_in_keys && a.value_width > a.key_width) ||
       (int64_t)valid.element_count() != tokens || (int64_t)last.element_count() != tokens ||
-      !fits(first) || !fits(tree_start) || !fits(tree_bits) ||
-      (a.sinks && (int64_t)sinks.element_count() != a.num_heads))
+      !fits(first) || !fits(head) || !fits(tree_start) || !fits(tree_bits) ||
+      (a.sinks && (int64_t)sinks.element_count() != a.num_heads) ||
+      (a.totals && (int64_t)totals->element_count() != tokens * a.num_heads))
     return ffi::Error::InvalidArgument("ridgeline_attend: shapes do not go together");
   constexpr int64_t kLeastQueries = 32, kMostSums = 128 << 10;  // floats, 512 KB
   const int64_t group = a.num_heads / a.kv_heads, enough_pieces = 4 * pool.num_threads();
@@ -583,7 +585,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_attend, ridgeline::attend,
                                   .Attr<float>("score_cap")
                                   .Attr<int64_t>("kv_heads")
                                   .Attr<bool>("values_in_keys")
-                                  .Attr<int64_t>("first_tokens")
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::BufferR2<ffi::S32>>()
@@ -592,7 +593,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_attend, ridgeline::attend,
                                   .Arg<ridgeline::Integers>()
                                   .Arg<ridgeline::Integers>()
                                   .Arg<ridgeline::Integers>()
+                                  .Arg<ridgeline::Integers>()
                                   .Arg<ffi::BufferR1<ffi::F32>>()
+                                  .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_scores, ridgeline::scores,

@@ -88,6 +88,7 @@ struct Attention : Paged {
   int64_t first_tokens;                           // seen whatever `first` says
   const uint8_t* valid;                           // [Y, W]
   const float* sinks;                             // [N] or null
+  float* totals;                                  // [Y, W, N] log-sum-exp of scores, or null
 
   int64_t out_bytes() const { return is_float32_out ? 4 : 2; }  // of an element
 };
