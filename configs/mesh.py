@@ -43,6 +43,10 @@ class Mesh:
         """Parts that the sequences of a step are divided into."""
         return self.data * self.expert
 
+    def along(self, axes: str) -> int:
+        """Chips along an axis, or along several: 'model,context'."""
+        return math.prod(getattr(self, axis) for axis in axes.split(","))
+
     def __str__(self) -> str:
         """As `parse` reads it: 'model=2', or 'one chip'."""
         sizes = [f"{axis}={size}" for axis, size in dataclasses.asdict(self).items() if size > 1]

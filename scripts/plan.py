@@ -191,7 +191,7 @@ def _requests(deployment: Deployment, batch: int, context: int) -> dict[str, obj
 
 def _page_groups(config: Config) -> list[dict[str, object]]:
     groups, lanes = config.cached_model.page_groups, config.engine.cache.row_multiple or 1
-    sizes = config.cached_model.page_bytes(config.page_tokens, lanes)
+    sizes = config.cached_model.page_bytes(config.chip_page_tokens, lanes)
     return [
         {"sees": group.spec.sight, "layers": len(group.layers), "pages": n, "bytes": n * size}
         for group, n, size in zip(groups, config.num_pages, sizes, strict=True)

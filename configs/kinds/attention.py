@@ -245,7 +245,7 @@ class Attention(Mixer, name="attention"):
             moves=(Move("cache", moved, stored.scaled_elements, "cache"),
                    Move("activations", ((2 * heads, operations.TOKENS),), self.head_width,
                         "rest")),
-            cache_parts=self.cache_parts,
+            by_context=True, cache_parts=self.cache_parts,
         )  # fmt: skip
         return (*super().operations(model, stored), attend)
 

@@ -196,6 +196,7 @@ class Latent(Mixer, name="latent"):
             "attend.latent", "attention", flops=(*scoring, (2 * N * (2 * C + R), pairs)),
             moves=(Move("cache", moved, stored.scaled_elements, "cache"),
                    Move("activations", ((N * (2 * C + R), operations.TOKENS),), C + R, "rest")),
+            by_context=True,
         )  # fmt: skip
         return (*super().operations(model, stored), attend)
 

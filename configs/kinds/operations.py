@@ -64,6 +64,8 @@ class Operation:
             multiplied with rows / visited of them; no rows: there is no such product.
         is_split: whether tensor parallelism divides it (otherwise each chip does all of it).
         by_expert: whether chips along `expert` divide its weights.
+        by_context: whether chips along `context` divide it, too: what attention reads and computes,
+            or all else in equal parts.
         cache_parts: chips that the cache, and what makes it, can be divided over; more of them hold
             copies.
         kv_rows, all_rows: of the rows of a matrix, those that make the cache.
@@ -77,6 +79,7 @@ class Operation:
     visited: Amount = ((1, ()),)
     is_split: bool = True
     by_expert: bool = False
+    by_context: bool = False
     cache_parts: int = 1
     kv_rows: int = 0
     all_rows: int = 1
@@ -142,7 +145,8 @@ def _product(name: str, info: ParamInfo, top_k: int, format: str, is_cached: boo
         moves=(Move("weights", weights, width, format),
                Move("activations", ((visits * (rows + width), TOKENS),), width, "rest")),
         rows=((visits, TOKENS),), visited=visited, is_split=is_divided(info),
-        by_expert=experts is not None, cache_parts=max(1, info.kv_heads),
+        by_expert=experts is not None, by_context=is_by_context(info),
+        cache_parts=max(1, info.kv_heads),
         kv_rows=rows if is_cached else info.kv_rows, all_rows=rows,
     )  # fmt: skip
 
@@ -154,6 +158,7 @@ def head(width: int, vocab_size: int, rows: int, format: str) -> Operation:
         moves=(Move("weights", ((rows * width, ()),), width, format),
                Move("activations", ((width, LOGITS),), width, "rest"),
                Move("activations", ((2 * vocab_size, LOGITS),), vocab_size, "float32")),
+        by_context=True,
     )  # fmt: skip
 
 
@@ -220,4 +225,9 @@ def is_divided(info: ParamInfo) -> bool:
     """Whether tensor parallelism divides a matrix: by heads, columns of a feed-forward, or
     vocabulary.
     """
-    return any(axis in ("heads", "ffn", "shared", "vocab") for axis in info.logical_axes)
+    return "heads" in info.logical_axes or is_by_context(info)
+
+
+def is_by_context(info: ParamInfo) -> bool:
+    """Whether chips along `context` divide a matrix, as those along `model` do."""
+    return any(axis in ("ffn", "shared", "vocab") for axis in info.logical_axes)

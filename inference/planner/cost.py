@@ -150,6 +150,8 @@ class Operation:
         copied: of a matrix's rows, the share that makes the cache.
         kind: what it runs as: 'matrix' (tokens and a layer's weights), 'attention' or 'other'.
         by_expert: whether chips along `expert` divide its weights.
+        by_context: whether chips along `context` divide it, too: of attention the cache and the
+            products with it.
         requests: whose tokens these are: chips that work for different ones divide them.
         rows: of a product with weights, tokens that each weight is multiplied with.
         expansion: how many times its bytes what is read of the cache has as activations.
@@ -169,6 +171,7 @@ class Operation:
     copied: float = 0.0
     kind: str = "other"
     by_expert: bool = False
+    by_context: bool = False
     expansion: float = 1.0
     format: str | None = None
 
@@ -229,7 +232,8 @@ def evaluate(
         moved["activations"], declared.is_split, declared.cache_parts,
         max(1, work.num_requests), _rows(declared, work, visited),
         declared.kv_rows / declared.all_rows, declared.kind, declared.by_expert,
-        expanded / moved["cache"] if moved["cache"] else 1.0, _own_format(declared),
+        declared.by_context, expanded / moved["cache"] if moved["cache"] else 1.0,
+        _own_format(declared),
     )  # fmt: skip
 
 
@@ -300,12 +304,14 @@ def cache_bytes(
     drafts: int = 0,
     lanes: int = 1,
     chips: int = 1,
+    context_chips: int = 1,
 ) -> float:
     """Bytes of a sequence of `context` tokens: what its windows keep, and its states.
 
     Args:
         lanes: that rows are padded to (`HardwareSpec.lanes`).
         chips: along `model`, of which one is counted: beyond what can be divided, they hold copies.
+        context_chips: that divide the tokens, of which one is counted.
     """
     precision = precision or Precision.of(config)
     num_bytes = 0.0
@@ -313,9 +319,8 @@ def cache_bytes(
         window, chips_of_part = spec.sliding(), min(chips, parts)
         tokens = context if window is None else min(context, window)
         states = spec.bytes_per_sequence(drafts) / chips_of_part
-        num_bytes += layers * (
-            tokens * _token_bytes(spec, precision, lanes, chips_of_part) + states
-        )
+        token_bytes = _token_bytes(spec, precision, lanes, chips_of_part)
+        num_bytes += layers * (tokens / context_chips * token_bytes + states)
     return num_bytes
 
 

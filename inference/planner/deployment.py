@@ -109,7 +109,7 @@ class Deployment:
             raise InputError(f"at most {MOST_CHIPS} replicas")
         if not 1 <= self.samples <= MAX_SAMPLES:
             raise InputError(f"--samples is from 1 to {MAX_SAMPLES}, not {shown(self.samples)}")
-        if self.mesh.model * self.mesh.expert > 1 and not self.hardware.link_bandwidth:
+        if self.mesh.group_chips * self.mesh.expert > 1 and not self.hardware.link_bandwidth:
             raise InputError(f"{self.hardware.name} has no links: its mesh is one chip")
 
     def __str__(self) -> str:
@@ -145,7 +145,7 @@ class Deployment:
     def warnings(self) -> tuple[str, ...]:
         """What the figures take for granted though this hardware does not offer it."""
         linked = self.hardware.linked_chips
-        if self.mesh.model * self.mesh.expert <= linked:
+        if self.mesh.group_chips * self.mesh.expert <= linked:
             return ()
         return (f"links join {linked} chips, this mesh takes all for joined so",)
 
@@ -168,20 +168,22 @@ class Deployment:
 
     def cache_bytes(self, length: int) -> float:
         """Bytes of one sequence of `length` tokens, stored once."""
-        return self._cached(length, self.drafts) * self._with_draft
+        return self._cached(length, self.drafts, Mesh()) * self._with_draft
 
     def chip_cache_bytes(self, length: int) -> float:
-        """Bytes that one sequence of `length` tokens takes on each chip along `model`: beyond the
-        number of key/value heads, chips hold copies.
+        """Bytes that one sequence of `length` tokens takes on each chip along `model` and
+        `context`: beyond the number of key/value heads, chips along `model` hold copies.
         """
-        return self._cached(length, self.drafts, self.mesh.model) * self._with_draft
+        return self._cached(length, self.drafts, self.mesh) * self._with_draft
 
     def _on_chip(self, length: int) -> float:
         """The same of the model alone, without drafts."""
-        return self._cached(length, 0, self.mesh.model)
+        return self._cached(length, 0, self.mesh)
 
-    def _cached(self, length: int, drafts: int, chips: int = 1) -> float:
-        return cost.cache_bytes(self.config, length, self.formats, drafts, self.lanes, chips)
+    def _cached(self, length: int, drafts: int, mesh: Mesh) -> float:
+        return cost.cache_bytes(
+            self.config, length, self.formats, drafts, self.lanes, mesh.model, mesh.context
+        )
 
     def request_bytes(self, context: int, new_tokens: int) -> float:
         """Bytes of one request at its longest, stored once: what its samples see of the prompt, and

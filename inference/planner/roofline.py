@@ -125,13 +125,18 @@ def compute_type(operation: Operation, precision: Precision, hardware: HardwareS
 def per_chip(operation: Operation, mesh: Mesh) -> Operation:
     """A chip's part of what one data-parallel group does.
 
-    Chips along `model` divide heads and columns. Chips along `expert` divide the experts and, where
+    Chips along `model` divide heads and columns, those along `context` cached tokens and columns.
+    Chips along `expert` divide the experts and, where
     tokens choose evenly, the work on them; around them each works for its own sequences, so there
     they divide requests and caches, not weights, and the fullest chip counts.
     """
-    if mesh.model * mesh.expert == 1:
+    if mesh.group_chips * mesh.expert == 1:
         return operation
-    heads = mesh.model if operation.split else 1
+    heads, positions = mesh.model if operation.split else 1, 1
+    if operation.by_context and operation.kind == "attention":
+        positions = mesh.context
+    elif operation.by_context:
+        heads *= mesh.context
     is_divided = operation.by_expert
     share = 1 / mesh.expert if is_divided else fullest(operation.requests, mesh)
 
@@ -140,9 +145,9 @@ def per_chip(operation: Operation, mesh: Mesh) -> Operation:
 
     return dataclasses.replace(
         operation,
-        flops=part(operation.flops) * share,
+        flops=part(operation.flops) / positions * share,
         weight_bytes=part(operation.weight_bytes) / (mesh.expert if is_divided else 1),
-        cache_bytes=operation.cache_bytes / min(heads, operation.cache_parts) * share,
+        cache_bytes=operation.cache_bytes / min(heads, operation.cache_parts) / positions * share,
         activation_bytes=part(operation.activation_bytes) * share,
     )
 
@@ -159,7 +164,7 @@ def exchange(collective: Collective, work: Work, hardware: HardwareSpec, mesh: M
     all-reduce moves 2 (n - 1) / n of the bytes in 2 (n - 1) turns (Patarasuk & Yuan 2009), all else
     half of that.
     """
-    chips = getattr(mesh, collective.axis)
+    chips = mesh.along(collective.axis)
     turns = (2 if collective.kind == "all-reduce" else 1) * (chips - 1)
     num_bytes = collective.num_bytes(work.num_tokens, work.num_logits)
     num_bytes *= fullest(max(1, work.num_requests), mesh)

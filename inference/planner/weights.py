@@ -17,6 +17,7 @@ class WeightGroup(NamedTuple):
         row: how many lie in a row.
         format: 'weights' (of a layer's matrices), 'rest', or a format by name.
         is_split, by_expert: whether chips along `model` and `expert` divide them.
+        by_context: whether those along `context` divide what those along `model` do.
         kv_elements, kv_heads: of the elements, those that belong to so many key/value heads.
     """
 
@@ -25,6 +26,7 @@ class WeightGroup(NamedTuple):
     format: str
     is_split: bool
     by_expert: bool = False
+    by_context: bool = False
     kv_elements: int = 0
     kv_heads: int = 1
 
@@ -40,7 +42,8 @@ def weight_groups(config: ModelConfig) -> tuple[WeightGroup, ...]:
         groups.append(
             WeightGroup(
                 info.elements, info.shape[-1], format, operations.is_divided(info),
-                info.num_experts is not None, info.kv_rows * info.shape[-1], max(1, info.kv_heads),
+                info.num_experts is not None, operations.is_by_context(info),
+                info.kv_rows * info.shape[-1], max(1, info.kv_heads),
             )
         )  # fmt: skip
     vectors = config.vectors.items()
@@ -73,13 +76,13 @@ def weight_bytes(config: ModelConfig, precision: Precision | None = None) -> flo
 
 def chip_weight_bytes(config: ModelConfig, precision: Precision, mesh: Mesh) -> float:
     """Bytes of the weights that one chip of a mesh holds: heads, columns and tables divided over
-    `model` (key/value heads as far as there are any), experts and their biases over `expert` too,
-    other vectors and undivided matrices whole.
+    `model` (key/value heads as far as there are any), all of these but heads over `context` too,
+    experts and their biases over `expert` too, other vectors and undivided matrices whole.
     """
     total = 0.0
     for part in weight_groups(config):
         whole = _bytes(part, precision) / (mesh.expert if part.by_expert else 1)
-        chips = mesh.model if part.is_split else 1
+        chips = (mesh.group_chips if part.by_context else mesh.model) if part.is_split else 1
         total += divided(whole, chips, part.kv_elements / part.elements, part.kv_heads)
     return total
 

@@ -123,11 +123,11 @@ def temporary_bytes(config: Config, shape: StepShape) -> int:
     ]
     stored = FORMATS[model.dtype].bytes_for(1, 1)
     sums = max(shape[-2] for shape in matrices) * (_FLOAT32 + stored)
-    if config.mesh.model > 1:
+    if config.mesh.group_chips > 1:
         inner = max(shape[-1] for shape in matrices if shape[-2] == model.width)
         sums = max(sums, _STREAMS * model.width * _FLOAT32 + inner * stored)
     sums = max(sums, config.mesh.expert * _expert_bytes(model))
-    is_drawn = config.mesh.model > 1 and not shape.greedy
+    is_drawn = config.mesh.group_chips > 1 and not shape.greedy
     arrays = _DRAWN_LOGITS if is_drawn else _LOGITS
     logits = shape.num_logits * model.vocab_size * _FLOAT32 * arrays
     return math.ceil(max(shape.num_tokens * sums, logits))

@@ -2,13 +2,16 @@
 
 Along `data` nothing is exchanged. Along `model` a sum follows each product whose columns are
 divided, and sampling combines what each chip finds in its part of the vocabulary
-(`sharding/collectives.py`). Along `expert` each mixture gathers the tokens of all chips, with their
+(`sharding/collectives.py`). Chips along `context` divide columns and the vocabulary with those
+along `model`; their attention gathers a log-sum-exp a head, and sums what each chip's tokens give.
+Along `expert` each mixture gathers the tokens of all chips, with their
 experts and weights, and each chip gets the sums for its own.
 """
 
 import dataclasses
 from collections import Counter
 
+from configs.kinds.kind import Mixer
 from configs.mesh import Mesh
 from configs.model import ModelConfig
 from configs.precision import FORMATS
@@ -24,7 +27,7 @@ class Collective:
 
     Attributes:
         place: part of the step: 'embed', 'mixer', 'ffn', 'experts' or 'sample'.
-        axis: of the mesh.
+        axis: of the mesh, or axes ('model,context').
         kind: 'all-reduce', 'all-gather' or 'reduce-scatter'.
         count: how many there are, over all layers.
         token_bytes, row_bytes: of one of them, for each token that the chip feeds and for each row
@@ -57,22 +60,27 @@ def of_step(
     """
     exchanges: Counter[Collective] = Counter()
 
-    def add_sum(place: str, elements: int) -> None:
-        """Adds an all-reduce of so many elements a token."""
-        exchanges[Collective(place, "model", "all-reduce", 1, _WORD * elements)] += 1
+    def add(place: str, axis: str, elements: int, kind: str = "all-reduce") -> None:
+        """Adds an exchange of so many elements a token."""
+        exchanges[Collective(place, axis, kind, 1, _WORD * elements)] += 1
 
-    if mesh.model > 1:
+    columns = "model" if mesh.context == 1 else "model,context"
+    if mesh.group_chips > 1:
         inputs = config.num_layers * config.layer_inputs.width if config.layer_inputs else 0
-        add_sum("embed", config.width + inputs)  # rows of both tables travel together
-        for layer in config.layers:
+        add("embed", columns, config.width + inputs)  # rows of both tables travel together
+        for index, layer in enumerate(config.layers):
             # The sums of norms travel together, and compilers join those of outputs.
             mixer, num_sums = layer.mixer, layer.mixer.num_sums
             for elements in (mixer.num_divided_norms, mixer.num_chosen, num_sums * config.width):
-                if elements:
-                    add_sum("mixer", elements)
+                if elements and mesh.model > 1:
+                    add("mixer", "model", elements)
             if layer.ffn is not None:
-                add_sum("ffn", layer.ffn.num_sums * config.width)
-        exchanges.update(_sampling(config, mesh.model, greedy, top_logprobs))
+                add("ffn", columns, layer.ffn.num_sums * config.width)
+            heads = _chip_heads(mixer, mesh.model) if mesh.context > 1 else 0
+            if heads:
+                add("mixer", "context", mesh.context * heads, "all-gather")
+                add("mixer", "context", heads * config.stored_by(index).value_width)
+        exchanges.update(_sampling(config, mesh.group_chips, columns, greedy, top_logprobs))
     if mesh.expert > 1:
         format = FORMATS[stored or config.dtype]
         for layer in config.layers:
@@ -89,16 +97,22 @@ def of_step(
     )
 
 
+def _chip_heads(mixer: Mixer, chips: int) -> int:
+    """Query heads that attend on a chip along `model`."""
+    chip_mixer = mixer.per_chip(chips) if chips > 1 else mixer
+    return sum(part.query_heads for part in chip_mixer.parts)
+
+
 def _sampling(
-    config: ModelConfig, chips: int, greedy: bool, top_logprobs: int
+    config: ModelConfig, chips: int, axis: str, greedy: bool, top_logprobs: int
 ) -> Counter[Collective]:
     """What combines the chips' parts of a row of logits."""
 
     def gathered(words: int) -> Collective:
-        return Collective("sample", "model", "all-gather", 1, row_bytes=chips * words * _WORD)
+        return Collective("sample", axis, "all-gather", 1, row_bytes=chips * words * _WORD)
 
     def summed(words: int) -> Collective:
-        return Collective("sample", "model", "all-reduce", 1, row_bytes=words * _WORD)
+        return Collective("sample", axis, "all-reduce", 1, row_bytes=words * _WORD)
 
     exchanges = Counter((gathered(3), summed(1)))  # best value, its id and log-sum-exp; its logit
     if top_logprobs:
