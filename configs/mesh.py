@@ -86,10 +86,11 @@ class Mesh:
         if not can_divide(self.model):
             smallest = min(config.divided or config.cached_heads)
             valid = [n for n in range(1, smallest + 1) if can_divide(n)]
+            at = f" with context={self.context}" if self.context > 1 else ""
             raise InputError(
                 f"mesh {self} does not divide the heads and feed-forward widths "
                 f"{sorted(config.divided)} and the cached heads {sorted(set(config.cached_heads))} "
-                f"of {config.name}; valid: model of {_ranges(valid) or 'no size'}"
+                f"of {config.name}; valid{at}: {_ranges(valid) or 'none'}"
             )
         if self.context > 1 and (reason := _undivided(config)):
             raise InputError(

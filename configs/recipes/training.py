@@ -89,6 +89,11 @@ class Recipe:
                 f"{self.model.max_context}"
             )
         self.mesh.check(self.model)
+        if self.mesh.context > 1:
+            raise InputError(
+                f"mesh.context={self.mesh.context}: divides cached tokens, and training caches "
+                "none; leave mesh.context=1"
+            )
         if training.batch // training.accumulate % groups:
             raise InputError(
                 f"mesh {self.mesh}: {training.batch // training.accumulate} windows at a time "

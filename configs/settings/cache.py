@@ -37,7 +37,9 @@ class CacheConfig(Section):
     path: ClassVar[str] = "engine.cache"
 
     page_tokens: int | None = setting(
-        None, "Tokens of a page; None: the platform's default (`Config.for_platform`).", lower=1
+        None,
+        "Tokens of a page on a chip; None: the platform's default (`Config.for_platform`).",
+        lower=1,
     )
     row_multiple: int | None = setting(
         None,

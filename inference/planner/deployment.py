@@ -168,7 +168,7 @@ class Deployment:
 
     def cache_bytes(self, length: int) -> float:
         """Bytes of one sequence of `length` tokens, stored once."""
-        return self._cached(length, self.drafts, Mesh()) * self._with_draft
+        return self._cached(length, self.drafts, ONE_CHIP) * self._with_draft
 
     def chip_cache_bytes(self, length: int) -> float:
         """Bytes that one sequence of `length` tokens takes on each chip along `model` and

@@ -182,6 +182,19 @@ def test_an_engine_on_chips_keeps_its_contract(name, preemption):
         np.testing.assert_allclose(found, scores, rtol=bound, atol=bound)
 
 
+def test_a_chain_of_drafts_goes_with_divided_tokens():
+    prompts = [[5, 6, 7, 8] * 6, [9, 1] * 10, fakes.prompts([30], 131, seed=4)[0]]
+    tokens = [
+        fakes.engine(
+            _MODELS["full"], None, "one", mesh=mesh, **_SIZES, **drafts
+        ).generate(prompts, fakes.greedy(20))
+        for mesh, drafts in (
+            (Mesh(), {}), (Mesh(context=2), {"proposer": "ngram", "num_drafts": 3}),
+        )
+    ]  # fmt: skip
+    assert [a.token_ids for a in tokens[0]] == [a.token_ids for a in tokens[1]]
+
+
 def test_a_chip_holds_what_its_model_declares():
     engine = fakes.engine(_MODELS["full"], None, "one", mesh=Mesh(model=2), **_SIZES)
     config, runner = engine.config, engine.model_runner

@@ -115,7 +115,7 @@ def compare_divided(
     deployment: Deployment, batch: int, context: int, new_tokens: int
 ) -> tuple[Cached, Cached]:
     """Latents of all tokens on every chip along `model`, as they are held here, and divided over
-    these chips by tokens, which no mesh does yet. Arguments as `compare`.
+    these chips by tokens, which only chips along `context` do here. Arguments as `compare`.
     """
     length, middle = context + new_tokens, context + new_tokens // 2
     whole = _cached("MLA, each chip holds all tokens", deployment, batch, context, new_tokens)
