@@ -155,6 +155,8 @@ lock: .venv-lock/.uv  ## rewrite the hashed locks from pyproject.toml
 	$(COMPILE) -o requirements.lock
 	$(COMPILE) --extra serve -c requirements.lock -o requirements-serve.lock
 	$(COMPILE) --extra serve --extra ray -c requirements-serve.lock -o requirements-ray.lock
+	$(COMPILE) --extra serve --extra gpu -c requirements-serve.lock -o requirements-gpu.lock
+	$(COMPILE) --extra serve --extra tpu -c requirements-serve.lock -o requirements-tpu.lock
 	$(COMPILE) --extra serve --extra test -c requirements-serve.lock -o requirements-test.lock
 
 clean:  ## remove everything that make created

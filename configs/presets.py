@@ -41,6 +41,7 @@ NAMES = {
         mistral.MIXTRAL_8X7B,
         qwen.QWEN15_MOE_A2P7B,
         qwen.QWEN3_30B_A3B,
+        qwen.QWEN3_235B_A22B,
         olmo.OLMOE_1B_7B,
         deepseek.DEEPSEEK_V2,
         deepseek.DEEPSEEK_V2_LITE,

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 _MODEL = flags.DEFINE_string(
     "model",
     "smollm2-135m",
-    "Preset name, directory (Hugging Face, or of scripts.convert), .gguf file or hub id.",
+    "Preset name, directory (Hugging Face, or of scripts.convert), .gguf file or hub id; with "
+    "--config: in place of its model.",
 )
 _RUN = flags.DEFINE_string("config", None, "A whole run: configs/runs/NAME.py.")
 _SET = flags.DEFINE_multi_string("set", [], "Overrides a field: engine.max_seqs=64 (repeatable).")
@@ -220,8 +221,6 @@ def named_config(
     from inference.checkpoints import resolve
 
     run_file = named_run()
-    if run_file is not None and flags.FLAGS["model"].present:
-        raise InputError("--config names its model: leave --model out")
     resolved = resolve.resolve(model_name())
     fields = {**({} if run_file else sizes), **(needs or {})}
     settings = [f"{paths(EngineConfig)[name]}={value}" for name, value in fields.items()]
@@ -244,8 +243,9 @@ def flag_settings() -> list[str]:
 
 
 def model_name() -> str:
+    """What --model says, else the run of --config."""
     run_file = named_run()
-    return run_file.model if run_file else _MODEL.value
+    return _MODEL.value if run_file is None or _MODEL.present else run_file.model
 
 
 def named_run() -> Run | None:

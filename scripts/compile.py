@@ -20,12 +20,15 @@ from configs.hardware import targets
 from configs.hardware.targets import Target
 from configs.mesh import Mesh
 from configs.prefill import TOGETHER
+from configs.recipes import run
 from configs.settings.cache import CacheConfig
 from scripts import common
 from scripts.flags import deployment_flags, placement_flags, shared_flags
 from scripts.reports import compile_text
 
-_TARGET = flags.DEFINE_string("target", None, f"Chips to compile for: {targets.FORMS}.")
+_TARGET = flags.DEFINE_string(
+    "target", None, f"Chips to compile for: {targets.FORMS}; default: those of --config."
+)
 _ALL = flags.DEFINE_bool("all", False, "Every step of the engine, not the largest alone.")
 _SERIALIZE = flags.DEFINE_string(
     "serialize",
@@ -44,9 +47,11 @@ _SEQUENCES, _TOKENS = 16, 4096  # of an engine that nobody gave sizes
 
 def main(_: Sequence[str]) -> None:
     common.check_flags("compile", {"compile": _FLAGS})
-    if _TARGET.value is None:
+    run_file = common.named_run()
+    target_name = _TARGET.value or (run_file.target if run_file else None)
+    if target_name is None:
         raise InputError(f"--target names what to compile for: {targets.FORMS}")
-    target = targets.parse(_TARGET.value)
+    target = targets.parse(target_name)
     config = _config(target)
     from sharding import topologies
 
@@ -121,11 +126,8 @@ def _mesh(run_mesh: Mesh, target: Target) -> Mesh:
     mesh = run_mesh if is_named else Mesh(model=target.num_devices)
     if target.is_here:
         provide(mesh, mesh.num_chips)
-    elif mesh.num_chips != target.num_devices:
-        raise InputError(
-            f"mesh {mesh} is {mesh.num_chips} devices, --target={target.name} has "
-            f"{target.num_devices}"
-        )
+    else:
+        target.check_mesh(mesh)
     return mesh
 
 
@@ -141,6 +143,8 @@ def _config(target: Target) -> Config:
     _, config = common.named_config({"max_seqs": _SEQUENCES} | sizes, sizes)
     mesh = _mesh(config.mesh, target)
     config = dataclasses.replace(config, mesh=mesh, prefill=TOGETHER)  # others run the same program
+    run_file = common.named_run()
+    config = run.stored(config, run_file.published if run_file else None)
     config = config.for_platform(target.platform, target.pads_bytes)
     if flags.FLAGS["config"].present:
         return config

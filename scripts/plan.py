@@ -17,9 +17,10 @@ from absl import flags
 from configs import overrides, precision, presets
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
-from configs.hardware import catalog
+from configs.hardware import catalog, targets
 from configs.kinds import params
 from configs.precision import FORMATS, PLANNED
+from configs.recipes import run
 from inference.files import user_files
 from inference.planner import acceptance, advise, cache_policy, parts, request_cost, slo
 from inference.planner.calibration import lookup
@@ -38,7 +39,9 @@ from scripts.flags import (
 from scripts.flags.requests import replicas_flag
 from scripts.reports import plan_text
 
-_HARDWARE = flags.DEFINE_string("hardware", "h100", f"{', '.join(catalog.NAMES)} or cpu.")
+_HARDWARE = flags.DEFINE_string(
+    "hardware", "h100", f"{', '.join(catalog.NAMES)} or cpu; with --config: its target's chip."
+)
 _BATCH, _CONTEXT = placement_flags.BATCH, placement_flags.CONTEXT
 _NEW_TOKENS = shared_flags.NEW_TOKENS
 _WEIGHTS, _CACHE = deployment_flags.WEIGHTS, deployment_flags.CACHE
@@ -47,7 +50,6 @@ _REPLICAS = replicas_flag.REPLICAS
 _SPECULATE = speculation_flags.SPECULATE
 _SAMPLES = flags.DEFINE_integer("samples", 1, "Answers that each request samples (best_of).")
 _THINKING = flags.DEFINE_integer("thinking_tokens", 0, "Tokens of thought before --new_tokens.")
-_PRICE = flags.DEFINE_float("price", None, "Dollars an hour of one chip.")
 _ACCOUNTING = flags.DEFINE_string("accounting", "exact", f"{' or '.join(ACCOUNTINGS)}.")
 _PLOT = file_flags.PLOT
 _HTML = flags.DEFINE_string("html", None, "HTML file: the interactive page.")
@@ -86,7 +88,7 @@ def main(_: Sequence[str]) -> None:
         user_files.check_target(f"--html={_HTML.value}", _HTML.value, ".html")
     deployment = _deployment(config)
     padded = deployment.hardware.padded_caches
-    there = config.for_platform(catalog.platform(_HARDWARE.value), bool(padded))
+    there = config.for_platform(catalog.platform(_hardware()), bool(padded))
     report: dict[str, Any] = {
         "hardware": dataclasses.asdict(deployment.hardware),
         "ridge": deployment.hardware.ridge(deployment.formats.weights.compute),
@@ -218,7 +220,16 @@ def _config() -> Config:
                 "directory in Hugging Face format, or a .gguf file"
             )
     config: Config = common.named_config({})[1]
-    return config
+    run_file = common.named_run()
+    return config if run_file is None else run.stored(config, run_file.published)
+
+
+def _hardware() -> str:
+    """The chip of --hardware, or of --config's target."""
+    run_file = common.named_run()
+    if _HARDWARE.present or run_file is None or run_file.target is None:
+        return str(_HARDWARE.value)
+    return targets.parse(run_file.target).chip
 
 
 def _deployment(config: Config) -> Deployment:
@@ -235,12 +246,10 @@ def _deployment(config: Config) -> Deployment:
                 precision.fitting(name, rows[-1], f"layers/{'/'.join(path)}")
         weights = FORMATS[precision.fitting(name, math.gcd(*rows), config.model.name)]
     formats = Precision(weights, formats_of_model.cache, formats_of_model.rest)
-    price = _PRICE.value
-    if price is not None and not 0 < price < math.inf:
-        raise InputError(f"--price is a number of dollars an hour above 0, not {price}")
+    price = shared_flags.price()
     drafts = _SPECULATE.value
     speculation = None if drafts is None or _automatic(drafts) else _speculation(drafts)
-    chip = lookup.get(_HARDWARE.value, config.model)  # last: this machine is measured
+    chip = lookup.get(_hardware(), config.model)  # last: this machine is measured
     if price is not None:
         chip = dataclasses.replace(chip, price_per_hour=price)
     replicas = 1 if _REPLICAS.value is None else _REPLICAS.value

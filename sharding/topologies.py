@@ -16,6 +16,9 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from configs.errors import InputError
 from configs.hardware.targets import Target
 
+# Which description compiles for a GPU: an H100's differs from the H200's in its memory alone.
+_DESCRIPTIONS = {"h100": "h200.txtpb", "h200": "h200.txtpb"}
+
 # libtpu asks no metadata server which slice this is, and lets other processes load it too.
 _TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -54,7 +57,8 @@ def devices(target: Target) -> tuple[jax.Device, ...]:
     prepare(target)
     options: dict[str, object] = {}
     if target.platform == "gpu":
-        description = Path(__file__).with_name(f"{target.chip}.txtpb").read_text(encoding="utf-8")
+        path = Path(__file__).with_name(_DESCRIPTIONS[target.chip])
+        description = path.read_text(encoding="utf-8")
         options = {"target_config": description, "topology": target.topology}
     elif target.num_chips == 1:  # a host has four unless told so
         options = {"chips_per_host_bounds": (1, 1, 1)}

@@ -476,6 +476,8 @@ def normalized(requirement: str) -> str:
         ("requirements.lock", ()),
         ("requirements-serve.lock", ("serve",)),
         ("requirements-ray.lock", ("serve", "ray")),
+        ("requirements-gpu.lock", ("serve", "gpu")),
+        ("requirements-tpu.lock", ("serve", "tpu")),
         ("requirements-test.lock", ("serve", "test")),
     ],
 )

@@ -6,6 +6,7 @@ import re
 
 from configs.errors import InputError
 from configs.hardware import catalog
+from configs.mesh import Mesh
 
 # GPUs of one host: beyond them, whole hosts.
 _HOST_GPUS = 8
@@ -17,7 +18,9 @@ _SLICES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _BELOW_A_CUBE = ("1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4")
 _TPUS = {"v5e": 2, "v6e": 2, "v5p": 3, "tpu7x": 3}  # axes of their slices
 
-FORMS = "h200, 8xh200, v5e:2x4, v6e:4x4, v5p:4x4x4, tpu7x:2x2x1 or cpu (this machine)"
+FORMS = (
+    "h200, 8xh200, v5e:2x4, v6e:4x4, v5p:4x4x4, tpu7x:2x2x1, h100, 16xh100 or cpu (this machine)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +59,18 @@ class Target:
         """Devices of all chips."""
         return self.num_chips * self.devices_a_chip
 
+    def check_mesh(self, mesh: Mesh) -> None:
+        """Whether a mesh has as many devices.
+
+        Raises:
+            InputError: it has not.
+        """
+        if mesh.num_chips != self.num_devices:
+            raise InputError(
+                f"mesh {mesh} is {mesh.num_chips} devices, --target={self.name} has "
+                f"{self.num_devices}"
+            )
+
     @property
     def is_here(self) -> bool:
         """Whether it is the machine at hand."""
@@ -70,22 +85,22 @@ def parse(name: str) -> Target:
     """
     if name == catalog.THIS_MACHINE:
         return Target(name, name, 1, "")
-    if match := re.fullmatch(r"(?:([1-9]\d{0,4})x)?h200", name, re.ASCII):
-        return _gpus(name, int(match[1] or 1))
+    if match := re.fullmatch(r"(?:([1-9]\d{0,4})x)?(h100|h200)", name, re.ASCII):
+        return _gpus(name, match[2], int(match[1] or 1))
     chip, _, topology = name.partition(":")
     if chip in _TPUS:
         return _tpus(name, chip, topology)
     raise InputError(f"no target {name[:80]!r}; valid: {FORMS}")
 
 
-def _gpus(name: str, count: int) -> Target:
+def _gpus(name: str, chip: str, count: int) -> Target:
     hosts, of_host = (1, count) if count <= _HOST_GPUS else (count // _HOST_GPUS, _HOST_GPUS)
     if hosts * of_host != count or count > _MOST_GPUS:
         raise InputError(
             f"--target={name}: 1 to {_HOST_GPUS} GPUs of a host, or up to {_MOST_GPUS} of hosts "
             f"with {_HOST_GPUS} each"
         )
-    return Target(name, "h200", count, f"1x{hosts}x{of_host}")
+    return Target(name, chip, count, f"1x{hosts}x{of_host}")
 
 
 def _tpus(name: str, chip: str, topology: str) -> Target:

@@ -1,8 +1,9 @@
 """Qwen2.5 0.5B (Qwen Team 2024, arXiv 2412.15115), with biases on queries, keys and values, and
 Qwen3 0.6B (Qwen Team 2025, arXiv 2505.09388), with a norm of each query and key head. Of either
 kind a mixture: Qwen1.5 MoE A2.7B (Qwen Team 2024, arXiv 2407.10671), with a feed-forward that all
-tokens visit, behind a gate of its own, and Qwen3 30B A3B. Qwen3.6 35B A3B (2026) has such a mixture
-in each layer, and gated DeltaNet (Yang et al. 2024, arXiv 2412.06464) in three of four layers.
+tokens visit, behind a gate of its own, and Qwen3 30B A3B and 235B A22B. Qwen3.6 35B A3B (2026) has
+such a mixture in each layer, and gated DeltaNet (Yang et al. 2024, arXiv 2412.06464) in three of
+four layers.
 """
 
 from configs.kinds.attention import Attention
@@ -90,6 +91,24 @@ QWEN3_30B_A3B = Preset(
         norm_eps=1e-6,
     ),
     Hub("Qwen/Qwen3-30B-A3B", license="Apache-2.0"),
+)
+QWEN3_235B_A22B = Preset(
+    ModelConfig(
+        name="qwen3-235b-a22b",
+        family="qwen3_moe",
+        vocab_size=151_936,
+        width=4096,
+        num_layers=94,
+        max_context=40_960,
+        pattern=(
+            LayerSpec(
+                Attention(64, 4, head_width=128, rope=_ROPE, qk_norm="head"),
+                Experts(num_experts=128, top_k=8, width=1536),
+            ),
+        ),
+        norm_eps=1e-6,
+    ),
+    Hub("Qwen/Qwen3-235B-A22B", license="Apache-2.0"),
 )
 QWEN36_35B_A3B = Preset(
     ModelConfig(

@@ -1,7 +1,6 @@
-"""python -m scripts.compile --config=configs/runs/h100x8_llama70b.py --target=8xh200.
+"""python -m scripts.launch --config=configs/runs/h100x8_llama70b.py --on=ON --print.
 
-Llama 3 70B on the eight H100 of one host, 17.6 GB of weights each; the compiler's name for them is
-the H200's, which differs in its memory alone.
+Llama 3 70B on the eight H100 of one host, 17.6 GB of weights each.
 """
 
 from configs.engine import EngineConfig
@@ -21,4 +20,5 @@ RUN = Run(
         ),
     ),
     mesh=Mesh(model=8),
+    target="8xh100",
 )

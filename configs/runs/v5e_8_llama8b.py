@@ -1,4 +1,4 @@
-"""python -m scripts.compile --config=configs/runs/v5e_8_llama8b.py --target=v5e:2x4.
+"""python -m scripts.launch --config=configs/runs/v5e_8_llama8b.py --on=ON --print.
 
 Llama 3 8B on a host of eight v5e: a KV head and 2.0 GB of weights each.
 """
@@ -20,4 +20,5 @@ RUN = Run(
         ),
     ),
     mesh=Mesh(model=8),
+    target="v5e:2x4",
 )

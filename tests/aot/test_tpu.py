@@ -218,7 +218,7 @@ def test_the_report_of_a_mixture_agrees_with_the_planner(target, name, mesh):
 
 
 @pytest.mark.parametrize(
-    "name, target", [("v5e_8_llama8b", "v5e:2x4"), ("v5p_32_llama70b", "v5p:2x4x4")]
+    "name, target", [("v5e_8_llama8b", "v5e:2x4"), ("v5p_64_llama70b", "v5p:2x4x4")]
 )
 def test_a_run_on_many_chips_is_as_planned(name, target):
     programs.check_run(name, target)

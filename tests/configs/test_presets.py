@@ -20,6 +20,7 @@ _PUBLISHED = {
     "mixtral-8x7b": (46.7, 12.9),
     "qwen1.5-moe-a2.7b": (14.3, 2.7),
     "qwen3-30b-a3b": (30.5, 3.3),
+    "qwen3-235b-a22b": (235, 22),
     "olmoe-1b-7b": (6.92, 1.28),
     "deepseek-v2": (236, 21),
     "deepseek-v2-lite": (15.7, 2.4),

@@ -41,6 +41,13 @@ class Deployment(BaseModel):
     spec: DeploymentSpec
 
 
+class Job(BaseModel):
+    apiVersion: Literal["batch/v1"]
+    kind: Literal["Job"]
+    metadata: Meta
+    spec: known.IoK8sApiBatchV1JobSpec
+
+
 class Credentials(BaseModel):
     name: str
     key: str
@@ -152,6 +159,7 @@ KINDS: dict[str, type[BaseModel]] = {
     "HorizontalPodAutoscaler": known.IoK8sApiAutoscalingV2HorizontalPodAutoscaler,
     "PodMonitor": PodMonitor,
     "LeaderWorkerSet": LeaderWorkerSet,
+    "Job": Job,
     "JobSet": known.JobsetV1alpha2JobSet,
     "RayService": RayService,
 }

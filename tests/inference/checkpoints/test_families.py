@@ -108,6 +108,16 @@ PUBLISHED = {
         "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": None,
         "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
     },
+    "qwen3-235b-a22b": {
+        "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False,
+        "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 12288, "max_position_embeddings": 40960, "max_window_layers": 94,
+        "mlp_only_layers": [], "moe_intermediate_size": 1536, "norm_topk_prob": True,
+        "num_attention_heads": 64, "num_experts": 128, "num_experts_per_tok": 8,
+        "num_hidden_layers": 94, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+        "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": None,
+        "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
+    },
     "olmoe-1b-7b": {
         "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "clip_qkv": None,
         "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 1024,

@@ -134,6 +134,7 @@ def test_a_parameter_keeps_the_format_that_it_names():
      ("mixtral-8x7b", 46_702_792_704),
      ("qwen1.5-moe-a2.7b", 14_315_784_192),
      ("qwen3-30b-a3b", 30_532_122_624),
+     ("qwen3-235b-a22b", 235_093_634_560),
      ("olmoe-1b-7b", 6_919_161_856),
      ("deepseek-v2", 235_741_434_880),
      ("deepseek-v2-lite", 15_706_484_224),

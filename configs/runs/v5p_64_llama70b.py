@@ -1,6 +1,7 @@
-"""python -m scripts.compile --config=configs/runs/v5p_32_llama70b.py --target=v5p:2x4x4.
+"""python -m scripts.launch --config=configs/runs/v5p_64_llama70b.py --on=ON --print.
 
-Llama 3 70B on 32 v5p: four groups of eight chips, each with sequences and pages of its own.
+Llama 3 70B on a v5p-64, 32 chips on eight hosts (Google counts two cores a chip): four groups of
+eight chips, each with sequences and pages of its own.
 """
 
 from configs.engine import EngineConfig
@@ -20,4 +21,5 @@ RUN = Run(
         ),
     ),
     mesh=Mesh(data=4, model=8),
+    target="v5p:2x4x4",
 )
