@@ -18,7 +18,11 @@ REQUIRED = {re.split("[<>=]", name)[0] for name in PROJECT["dependencies"]}
     re.DOTALL,
 )
 LISTED = {"absl-py" if word == "absl" else word for word in re.findall(r"\w+", SENTENCE.lower())}
-IMPORTED = {"huggingface-hub": "huggingface_hub", "orbax-checkpoint": "orbax"}
+IMPORTED = {
+    "huggingface-hub": "huggingface_hub",
+    "orbax-checkpoint": "orbax",
+    "pyyaml": "yaml",
+}
 MISSING = sorted(
     {IMPORTED.get(name, name) for name in REQUIRED - LISTED}
     | {"llguidance", "starlette", "msgspec"}

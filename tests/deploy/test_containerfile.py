@@ -1,7 +1,9 @@
-"""The image: pinned, hashed, without root, and of files that exist."""
+"""The image: pinned, hashed, without root, of files that exist, and of locks that resolve."""
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,8 +27,9 @@ def values(name: str, among=ALL) -> list[str]:
 
 
 def test_the_base_is_one_exact_image():
-    bases = {value.split(" AS ")[0] for value in values("FROM")}
-    (base,) = bases
+    bases = {value.split(" AS ")[0] for value in values("FROM")} - {"scratch"}
+    assert "lock-${ACCELERATOR}" in bases and values("ARG") == ["ACCELERATOR=cpu"]
+    (base,) = bases - {"lock-${ACCELERATOR}"}
     assert re.fullmatch(r"docker\.io/library/python:3\.\d+\.\d+-slim-[a-z]+(@sha256:\w{64})?", base)
     minor = int(base.split(":3.")[1].split(".")[0])
     assert minor in (11, 12), "the versions that the suite runs on"
@@ -35,7 +38,6 @@ def test_the_base_is_one_exact_image():
 def test_packages_are_installed_by_their_hashes_alone():
     (pip,) = [value for value in values("RUN") if "pip install" in value]
     assert "--require-hashes" in pip and "--no-cache-dir" in pip
-    assert values("ARG") == ["LOCK=requirements-serve.lock"]
     for run in values("RUN"):
         assert "apt-get install" not in run or (
             "--no-install-recommends" in run and "rm -rf /var/lib/apt/lists" in run
@@ -48,13 +50,53 @@ def test_packages_are_installed_by_their_hashes_alone():
 def test_what_is_copied_exists_and_is_all_that_runs():
     copied = []
     for value in values("COPY"):
-        if value.startswith("--from=build"):
+        if value.startswith("--from="):
             continue
-        *sources, _ = value.replace("${LOCK}", values("ARG")[0].partition("=")[2]).split()
+        *sources, _ = value.split()
         copied += sources
     assert all((ROOT / source).exists() for source in copied)
     assert {"configs", "sharding", "layers", "inference", "scripts"} <= set(copied)
     assert not {"tests", "docs", "."} & set(copied)
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "gpu", "tpu", "ray"])
+def test_each_accelerator_has_a_lock_of_its_own(accelerator):
+    name = {"cpu": "serve"}.get(accelerator, accelerator)
+    at = ALL.index(("FROM", f"scratch AS lock-{accelerator}"))
+    assert ALL[at + 1] == ("COPY", f"requirements-{name}.lock /requirements.lock")
+    text = (ROOT / f"requirements-{name}.lock").read_text()
+    assert ("jax-cuda13-plugin==" in text) == (accelerator == "gpu")
+    assert ("libtpu==" in text) == (accelerator == "tpu")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", ["gpu", "tpu"])
+def test_the_locks_of_accelerators_resolve_and_install(name):
+    """Every package that this Python would install is fetched, and has its hash."""
+    command = [*(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"),
+               *("--quiet", "--report=-", "--require-hashes", "-r", f"requirements-{name}.lock")]  # fmt: skip
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    names = {each["metadata"]["name"] for each in json.loads(ran.stdout)["install"]}
+    assert {"jax", {"gpu": "jax-cuda13-plugin", "tpu": "libtpu"}[name]} <= names
+
+
+def test_rules_that_linters_of_images_have():
+    """Those of hadolint that hold for every image: an absolute directory, no latest, no root at the
+    end, lists of packages removed in the layer that fetched them, the exec form.
+    """
+    assert all(value.startswith("/") for value in values("WORKDIR"))
+    assert not any(":latest" in value for value in values("FROM"))
+    assert all("sudo" not in value and " cd " not in value for value in values("RUN"))
+    for run in values("RUN"):
+        assert "apt-get update" not in run or run.index("update") < run.index("apt-get install")
+        assert ("apt-get install" in run) == ("rm -rf /var/lib/apt/lists/*" in run)
+        assert "apt-get install" not in run or " -y " in run
+    assert len(values("CMD", LAST)) == len(values("ENTRYPOINT", LAST)) == 1
+    assert len(values("HEALTHCHECK")) == 1
+    assert values("HEALTHCHECK")[0].partition("CMD ")[2].startswith("[")
+    assert not {"MAINTAINER", "ADD", "ONBUILD"} & {name for name, _ in ALL}
 
 
 def test_the_last_user_is_nobody_in_particular():
