@@ -53,7 +53,7 @@ IS_NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ridgeli
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve small-model test test-long test-sanitized check test-py312 mutants drills test-aot test-aarch64 device pages golden wheel lock clean
+.PHONY: help run serve small-model test test-long test-sanitized check test-py312 mutants drills test-aot test-manifests test-aarch64 device pages golden wheel lock clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -134,6 +134,14 @@ test-aot:  ## compile for H200 and TPUs without a device; skipped by name where 
 		part=$${part:+$$(((part + 1) % 6))}; \
 	done
 
+test-manifests: .venv/.test  ## what scripts.launch renders, by the validators of Kubernetes, SkyPilot, xpk and ShellCheck; skipped where these cannot be installed
+	@if $(MAKE) .venv-manifests/.ready .venv-xpk/.ready; then \
+		.venv/bin/python -m tests.deploy.published --xpk=.venv-xpk/bin/python \
+			$(foreach name,kubernetes skypilot shell,--$(name)=.venv-manifests/bin/python); \
+	else \
+		echo "test-manifests: SKIPPED, the validators cannot be installed here"; \
+	fi
+
 device: $(if $(filter file,$(origin PYTHON)),.venv/.test)  ## what the accelerator at hand does, 9 minutes a command (RESUME=1, PYTHON=..., RESULTS=..., ARTIFACTS=...)
 	@$(if $(filter file,$(origin PYTHON)),.venv/bin/python,$(PYTHON)) -m scripts.device --device=$(DEVICE) --results=$(RESULTS) --artifacts=$(ARTIFACTS) $(if $(RESUME),--resume)
 
@@ -160,7 +168,7 @@ lock: .venv-lock/.uv  ## rewrite the hashed locks from pyproject.toml
 	$(COMPILE) --extra serve --extra test -c requirements-serve.lock -o requirements-test.lock
 
 clean:  ## remove everything that make created
-	rm -rf .venv .venv312 .venv-aot-* .venv-drills .venv-golden .venv-lock .venv-mutants .venv-ray .venv-zig .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv312 .venv-aot-* .venv-drills .venv-golden .venv-lock .venv-manifests .venv-mutants .venv-ray .venv-xpk .venv-zig .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf build dist ridgeline.egg-info
 	find configs sharding layers inference scripts tests -name __pycache__ -prune -exec rm -rf {} +
 
@@ -203,7 +211,7 @@ clean:  ## remove everything that make created
 	@touch $@
 
 # Of the extra of the same name.
-.venv-mutants/.ready .venv-drills/.ready: .venv-%/.ready: pyproject.toml
+.venv-mutants/.ready .venv-drills/.ready .venv-manifests/.ready .venv-xpk/.ready: .venv-%/.ready: pyproject.toml
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python $(INSTALL) $$($(PYTHON) -c \
 		"import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$*'])")

@@ -74,8 +74,8 @@ def test_each_accelerator_has_a_lock_of_its_own(accelerator):
 @pytest.mark.parametrize("name", ["gpu", "tpu"])
 def test_the_locks_of_accelerators_resolve_and_install(name):
     """Every package that this Python would install is fetched, and has its hash."""
-    command = [*(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"),
-               *("--quiet", "--report=-", "--require-hashes", "-r", f"requirements-{name}.lock")]  # fmt: skip
+    flags = "--dry-run", "--ignore-installed", "--quiet", "--report=-", "--require-hashes"
+    command = [sys.executable, "-m", "pip", "install", *flags, "-r", f"requirements-{name}.lock"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     names = {each["metadata"]["name"] for each in json.loads(ran.stdout)["install"]}
