@@ -13,6 +13,7 @@ from configs.hardware import machines, targets
 from scripts import launch as script
 from scripts.launchers.rendered import Raw
 from scripts.launchers.rendered import script as shell_script
+from scripts.reports import runs
 from tests.deploy import resources
 from tests.scripts import apps
 
@@ -181,6 +182,16 @@ def test_the_plan_alone(run):
     assert plan["busy"]["tpot_s"] > plan["alone"]["tpot_s"] and plan["dollars_per_million"] > 0
     shown = run("--config=configs/runs/h100_llama8b.py", "--on=gke").out
     assert "TTFT" in shown and "kubectl apply" in shown and "apiVersion" not in shown
+
+
+def test_the_table_of_runs_is_up_to_date():
+    page = (apps.ROOT / "docs" / "runs.md").read_text("utf-8")
+    compiled = json.loads((apps.ROOT / "docs" / "runs.json").read_text("utf-8"))
+    assert set(compiled) <= set(RUNS) == runs.placed().keys()
+    for name, run in runs.placed().items():
+        assert f"| {' | '.join(runs.row(name, run, compiled.get(name)))} |\n" in page, (
+            "stale: python -m scripts.reports.runs"
+        )
 
 
 def test_it_loads_no_jax():
