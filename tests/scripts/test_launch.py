@@ -1,5 +1,6 @@
 """`scripts.launch`: every run on everything that starts it, and what it refuses."""
 
+import functools
 import itertools
 import json
 import re
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from configs.hardware import machines, targets
+from inference.planner import placement
 from scripts import launch as script
 from scripts.launchers.rendered import Raw
 from scripts.launchers.rendered import script as shell_script
@@ -29,8 +31,12 @@ VALID = [
 ]
 
 
+_PLACE = functools.cache(placement.place)  # of a run once, whatever starts it
+
+
 @pytest.fixture
 def run(monkeypatch, capfd):
+    monkeypatch.setattr(placement, "place", _PLACE)
     return lambda *args: apps.call(script, monkeypatch, capfd, *args)
 
 
