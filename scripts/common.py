@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 _MODEL = flags.DEFINE_string(
     "model",
     "smollm2-135m",
-    "Preset name, directory (Hugging Face, or of scripts.convert), .gguf file or hub id; with "
-    "--config: in place of its model.",
+    "Preset name, directory (Hugging Face, or of scripts.convert) or .gguf file, on disk or at "
+    "s3:// or gs://, or hub id; with --config: in place of its model.",
 )
 _RUN = flags.DEFINE_string("config", None, "A whole run: configs/runs/NAME.py.")
 _SET = flags.DEFINE_multi_string("set", [], "Overrides a field: engine.max_seqs=64 (repeatable).")
 _EXECUTABLES = flags.DEFINE_string(
     "executables",
     None,
-    "Directory of scripts.compile --serialize: what is there is not compiled (steps of the chips "
-    "that decode; those of prefill.chips are compiled).",
+    "Directory of scripts.compile --serialize, or a copy at s3:// or gs://: what is there is not "
+    "compiled (steps of the chips that decode; those of prefill.chips are compiled).",
 )
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object on stdout, nothing else.")
 flags.adopt_module_key_flags(speculation_flags)
@@ -322,7 +322,12 @@ def executables() -> Path | None:
         return None
     if host_flags.place().count > 1:
         raise InputError("--executables goes with one host: leave it out, several compile")
+    from inference.files import mirror, object_store
+
     folder = Path(_EXECUTABLES.value)
+    if object_store.is_url(_EXECUTABLES.value):
+        folder = mirror.of(_EXECUTABLES.value)
+        mirror.complete(folder)
     if not folder.is_dir():
         raise InputError(f"--executables={str(folder)[:200]} is no directory")
     return folder

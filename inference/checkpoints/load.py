@@ -22,7 +22,6 @@ Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is 
 # Returns a leaf of the parameters, on the device, of the values or blocks at a path.
 Place = Callable[[str, ParamInfo, "StoredParameter"], object]
 
-_WORKERS = 2  # one reads while the other waits for the disk, or both check digests
 _SHOWN = 3
 _AHEAD = 16  # parameters that are read, or being read, ahead of what was asked for
 
@@ -159,7 +158,7 @@ def load_params(
         with jax.default_device(device):
             return place(path, info, StoredParameter(source, name_map(path), info))
 
-    for path, leaf in _in_order(read, declared):
+    for path, leaf in _in_order(read, declared, source.readers):
         leaves[path] = leaf
         done += params.num_bytes(declared[path])
         if progress:
@@ -167,10 +166,12 @@ def load_params(
     return params.unflatten(infos, leaves)
 
 
-def _in_order(read: Callable[[str], object], paths: Iterable[str]) -> Iterator[tuple[str, object]]:
+def _in_order(
+    read: Callable[[str], object], paths: Iterable[str], workers: int
+) -> Iterator[tuple[str, object]]:
     """Results of threads, a few ahead of the caller."""
     pending: collections.deque[tuple[str, Future[object]]] = collections.deque()
-    with ThreadPoolExecutor(_WORKERS) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         for path in paths:
             if len(pending) == _AHEAD:
                 first, future = pending.popleft()

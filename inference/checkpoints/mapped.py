@@ -1,7 +1,6 @@
-"""Opening checkpoint files: mapped read-only, with the reasons why not in one line."""
+"""Opening checkpoint files, with the reasons why not in one line."""
 
 import json
-import mmap
 import os
 import re
 import stat
@@ -9,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import InputError
-from inference.files import digests, json_lines
+from inference.files import contents, digests, json_lines
+from inference.files.contents import Contents
 
 # Read whole into memory, where JSON takes up to ten times its size, by the number of its values.
 MAX_JSON_BYTES = 8 << 20
@@ -22,25 +22,13 @@ _POINTER = re.compile(
 _WEB_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype html|html|\?xml)\b", re.IGNORECASE)
 
 
-def map_file(path: Path) -> mmap.mmap:
-    """The whole file as read-only memory.
+def map_file(path: Path) -> Contents:
+    """The file's bytes: mapped read-only, or ranges of the object in a store that it stands for.
 
     Raises:
-        InputError: it is missing, unreadable, empty or not a regular file, or stands for one
+        InputError: it is missing, unreadable, empty or not a regular file, or stands for another
             (`check_stand_in`).
     """
-    return _map(path)[0]
-
-
-def map_identified(path: Path) -> tuple[mmap.mmap, str]:
-    """`map_file`, and the `fingerprint` of the very file that is mapped: another one may take its
-    name meanwhile.
-    """
-    data, status = _map(path)
-    return data, fingerprint(path, status)
-
-
-def _map(path: Path) -> tuple[mmap.mmap, os.stat_result]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO must not block the open
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -53,7 +41,7 @@ def _map(path: Path) -> tuple[mmap.mmap, os.stat_result]:
         if status.st_size == 0:
             raise InputError(f"{path}: the file is empty")
         check_stand_in(path, os.pread(descriptor, _BEGINNING_BYTES, 0))
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), status
+        return contents.opened(path, descriptor)
     finally:
         os.close(descriptor)
 
@@ -61,7 +49,7 @@ def _map(path: Path) -> tuple[mmap.mmap, os.stat_result]:
 def check_digest(path: Path) -> None:
     """Compares a file with the digest that it holds (`digests.seal`); raises an `InputError`."""
     with map_file(path) as data:
-        digests.check(data, str(path))
+        digests.check(data.read(0, len(data)), str(path))
 
 
 def check_stand_in(path: Path, beginning: bytes | None = None) -> None:
@@ -88,11 +76,6 @@ def check_stand_in(path: Path, beginning: bytes | None = None) -> None:
             f"{path}: a web page, not the file; download it again, and look at this page for why a "
             "server sent it (an error, a login)"
         )
-
-
-def fingerprint(path: Path, status: os.stat_result) -> str:
-    """Identifies a file's content by place, size and time of change, without reading it."""
-    return f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
 
 
 def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:

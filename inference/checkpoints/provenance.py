@@ -14,6 +14,7 @@ from configs.weights import Wheels
 from inference.checkpoints import load, manifest, mapped
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.hf import hub
+from inference.files import contents as file_contents
 from layers import params
 
 _DIGESTED_ROWS = 4  # of each matrix
@@ -35,11 +36,11 @@ def identity(model: str) -> list[str]:
         if listed.exists():
             return [mapped.read_text(listed)]
         files = (file for file in sorted(path.rglob("*")) if file.suffix in _READ)
-        return [mapped.fingerprint(file, file.stat()) for file in files if file.is_file()]
+        return [file_contents.fingerprint(file) for file in files if file.is_file()]
     elif path.exists():
         name, cut, count = map(glob.escape, path.name.partition("-00001-of-"))
         parts = path.parent.glob(f"{name}-*-of-{count}" if cut else name)
-        return [mapped.fingerprint(part, part.stat()) for part in sorted(parts)]
+        return [file_contents.fingerprint(part) for part in sorted(parts)]
     snapshot = hub.open_snapshot(model)
     return [snapshot.repo, snapshot.commit]
 

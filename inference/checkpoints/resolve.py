@@ -20,6 +20,7 @@ from inference.checkpoints.hf.published_heads import PublishedHeads
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import orbax_directory
 from inference.checkpoints.new_directory import UNFINISHED
+from inference.files import mirror, object_store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _find(model: str) -> Resolved:
         return Resolved(preset.config, functools.partial(_open_preset, preset))
     if model in presets.PLANNED:
         return Resolved(presets.get(model).config, functools.partial(_refuse_planned, model))
-    path = Path(model)
+    path = mirror.of(model) if object_store.is_url(model) else Path(model)
     try:
         exists = bool(model) and path.exists()
     except (OSError, ValueError):  # too long, or holds a NUL
@@ -102,8 +103,8 @@ def _find(model: str) -> Resolved:
         return _of_directory(config, snapshot.directory, lambda: hub.fetch(snapshot))
     raise InputError(
         f"no model {shown(model)}; valid: a preset ({', '.join(presets.NAMES)}), a directory in "
-        "Hugging Face format or written by scripts.convert, a .gguf file, or a hub id (owner/name, "
-        "owner/name@revision)"
+        "Hugging Face format or written by scripts.convert, a .gguf file, either of them at s3:// "
+        "or gs://, or a hub id (owner/name, owner/name@revision)"
     )
 
 

@@ -1,9 +1,9 @@
 """Safetensors, single or sharded. Pickles are refused: loading one runs its author's code."""
 
+import dataclasses
 import functools
 import json
 import math
-import mmap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -14,6 +14,7 @@ import numpy as np
 from configs.errors import InputError, shown
 from inference.checkpoints import mapped
 from inference.checkpoints.tensor_source import TensorSource
+from inference.files.contents import Contents
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -95,7 +96,10 @@ def open_file(path: Path, codes_at: tuple[str, ...] = ()) -> TensorSource:
     dtypes = {name: _NAMES[dtype] for name, (_, dtype, _) in tensors.items()}
     widest = max({"bfloat16", *dtypes.values()} - _CODE_NAMES)
     reader = functools.partial(_read, data, tensors)
-    return TensorSource(str(path), shapes, reader, widest, dtypes=dtypes)
+    return TensorSource(
+        str(path), shapes, reader, widest, dtypes=dtypes, block_bytes=data.block_bytes,
+        readers=data.readers,
+    )  # fmt: skip
 
 
 def map_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -106,7 +110,7 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
         InputError: the file is unsound.
     """
     data, tensors, _ = _header(path, _FLOATS | _INTEGERS)
-    data.madvise(mmap.MADV_WILLNEED)
+    data.expect()
     return {name: _read(data, tensors, name, 0, shape[0]) for name, (shape, *_) in tensors.items()}
 
 
@@ -120,13 +124,15 @@ _Tensors = dict[str, tuple[tuple[int, ...], np.dtype, int]]  # shape, dtype, pos
 
 def _header(
     path: Path, types: Mapping[str, type] = _FLOATS, codes_at: tuple[str, ...] = ()
-) -> tuple[mmap.mmap, _Tensors, dict[str, str]]:
+) -> tuple[Contents, _Tensors, dict[str, str]]:
     import safetensors  # a machine that runs random weights may lack it
 
     data = mapped.map_file(path)
     start = 8 + int.from_bytes(data[:8], "little")
+    text = b""
     if start <= len(data):  # else it is no such file, as the library says
-        beginning = data[8 : min(start, 9 + mapped.MAX_JSON_BYTES)]
+        text = data[: min(start, 9 + mapped.MAX_JSON_BYTES)]
+        beginning = text[8:]
         num_tensors = beginning.count(b"data_offsets")  # before their names are read
         if len(beginning) > mapped.MAX_JSON_BYTES or num_tensors > _MAX_TENSORS:
             raise InputError(
@@ -135,11 +141,11 @@ def _header(
             )
     try:
         # The library proves the header sound: lengths, offsets, overlaps, holes.
-        with safetensors.safe_open(path, framework="np"):
+        with data.beginning(min(start, len(data))) as file, safetensors.safe_open(file, "np"):
             pass
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise InputError(f"{path}: not a valid safetensors file ({error})") from None
-    header = mapped.parse_json(data[8:start], str(path))
+    header = mapped.parse_json(text[8:], str(path))
     metadata = header.pop("__metadata__", {})
     tensors: _Tensors = {}
     with_codes = {**types, **_CODES}
@@ -155,7 +161,7 @@ def _header(
 
 
 def _read(
-    data: mmap.mmap,
+    data: Contents,
     tensors: _Tensors,
     name: str,
     start: int,
@@ -163,11 +169,15 @@ def _read(
     columns: slice = slice(None),
 ) -> np.ndarray:
     shape, dtype, position = tensors[name]
-    row = int(np.prod(shape[1:]))
-    values = np.frombuffer(
-        data, dtype, (stop - start) * row, position + start * row * dtype.itemsize
-    )
-    return values.reshape(stop - start, *shape[1:])[(slice(None), columns)[: len(shape)]]
+    row_bytes, count = math.prod(shape[1:]) * dtype.itemsize, stop - start
+    first = position + start * row_bytes
+    if len(shape) < 2 or columns == slice(None):
+        values = np.frombuffer(data.read(first, first + count * row_bytes), dtype)
+        return values.reshape(count, *shape[1:])
+    begin, end, _ = columns.indices(shape[1])
+    column = row_bytes // shape[1]
+    rows = data.cut(first, count, row_bytes, slice(begin * column, end * column))
+    return rows.view(dtype).reshape(count, end - begin, *shape[2:])
 
 
 def read_index(directory: Path) -> dict[str, str]:
@@ -218,7 +228,10 @@ def _open_sharded(index: Path, codes_at: tuple[str, ...]) -> TensorSource:
         return shards[weight_map[name]].read(name, start, stop, columns)
 
     widest = max({source.dtype for source in shards.values()})
-    return TensorSource(str(directory), shapes, read, widest, dtypes=dtypes)
+    return dataclasses.replace(
+        next(iter(shards.values())), label=str(directory), shapes=shapes, read=read, dtype=widest,
+        dtypes=dtypes,
+    )  # fmt: skip
 
 
 def write_header(

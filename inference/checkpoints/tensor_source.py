@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.errors import InputError, shown
 
-_BLOCK_ELEMENTS = 1 << 22
+_BYTES = 4  # of a number, at most
 
 
 class Read(Protocol):
@@ -45,6 +45,8 @@ class TensorSource:
             for, or the others are.
         verify: compares a whole tensor with its digest, where `read` compares nothing; raises
             InputError where it is damaged.
+        block_bytes: what is read at a time of a whole tensor.
+        readers: how many readers at a time keep the disk, or the network, busy.
     """
 
     label: str
@@ -58,6 +60,8 @@ class TensorSource:
     dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     parts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     verify: Callable[[str], None] | None = None
+    block_bytes: int = 16 << 20
+    readers: int = 2
 
     def verified(self) -> "TensorSource":
         """The source for readers of whole tensors by slices: it verifies each tensor first."""
@@ -89,6 +93,6 @@ class TensorSource:
             yield from self.stream(name)
             return
         shape = self.shapes[name]
-        step = max(_BLOCK_ELEMENTS // math.prod(shape[1:]), 1)
+        step = max(self.block_bytes // (_BYTES * math.prod(shape[1:])), 1)
         for start in range(0, shape[0], step):
             yield self.read(name, start, min(start + step, shape[0]))

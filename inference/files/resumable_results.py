@@ -17,7 +17,7 @@ from typing import Any
 
 from configs.engine import Config
 from configs.errors import InputError
-from inference.files import user_files
+from inference.files import object_store, staging, user_files
 
 try:
     import fcntl
@@ -169,13 +169,16 @@ class ResumableResults:
 
 
 def check_target(label: str, name: str, source: str | None = None) -> Path:
-    """Returns the file of results, links followed. `label` is its name in errors, such as
-    "--output=x".
+    """Returns the file of results, links followed; of a URL that in which they are collected.
+    `label` is its name in errors, such as "--output=x".
 
     Raises:
         InputError: it, or what is written beside it, cannot become a file or is the `source`.
     """
-    path = user_files.check_target(label, name)
+    is_url = object_store.is_url(name)
+    if is_url and name == source:
+        raise InputError(f"{label}: {name} is the --input, which would be replaced")
+    path = staging.target(name) if is_url else user_files.check_target(label, name)
     for target in (path, _config(path), _partial(path)):
         written = user_files.check_target(label, str(target))
         if source is not None and written == Path(source).resolve():

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from configs.errors import InputError, reason
-from inference.files import atomic
+from inference.files import atomic, object_store, staging
 
 
 def open_file(path: str) -> BinaryIO:
-    """Opens a file, a pipe or a terminal to read; does not wait for a writer. Raises InputError if
-    it cannot, or it is a directory, or a device, which may never end.
+    """Opens a file, a pipe or a terminal to read, or an object in a store; does not wait for a
+    writer. Raises InputError if it cannot, or it is a directory, or a device, which may never end.
     """
+    if object_store.is_url(path):
+        return staging.opened(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO's other end may be missing
         mode = os.fstat(descriptor).st_mode
@@ -74,8 +76,8 @@ def check_target(label: str, name: str, ending: str = "") -> Path:
 
 
 def write(contents: Mapping[Path, bytes]) -> None:
-    """Writes files, none of which replaces anything before all are complete. Raises InputError,
-    naming the first, if one of them cannot be written.
+    """Writes files, none of which replaces anything before all are complete; a store gets those
+    for it (`staging`) afterwards. Raises InputError, naming the first, if one cannot be written.
     """
     try:
         with contextlib.ExitStack() as stack:
@@ -83,3 +85,5 @@ def write(contents: Mapping[Path, bytes]) -> None:
                 stack.enter_context(atomic.open_file(path)).write(content)
     except OSError as error:
         raise InputError(f"cannot write {next(iter(contents))}: {error.strerror}") from None
+    for path, content in contents.items():
+        staging.publish(path, content)

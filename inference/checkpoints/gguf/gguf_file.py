@@ -97,7 +97,10 @@ def tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> Ten
     kinds = {name: _kind(header, name) for name in shapes if not _cuts_blocks(header, config, name)}
     formats = {name: BLOCKS[kind] for name, kind in kinds.items() if kind in BLOCKS}
     label = str(header.path)
-    source = TensorSource(label, shapes, read, dtype, read_blocks=read_blocks, formats=formats)
+    source = TensorSource(
+        label, shapes, read, dtype, read_blocks=read_blocks, formats=formats,
+        block_bytes=header.data.block_bytes, readers=header.data.readers,
+    )  # fmt: skip
     return gguf_fused.with_latents(source, config)
 
 
@@ -264,7 +267,7 @@ def _in_halves(header: Header, config: ModelConfig, name: str, rows: np.ndarray)
 def _read_blocks(header: Header, config: ModelConfig, name: str) -> np.ndarray:
     """A whole tensor in the blocks of its format: uint8 [rows, bytes]."""
     entry, (size, num_bytes) = header.tensors[name], _block_size(header, name)
-    flat = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.position)
+    flat = entry.read(0, entry.num_bytes)
     rows = flat.reshape(-1, entry.shape[-1] // size * num_bytes)
     if is_interleaved(config, name):
         return _in_halves(header, config, name, rows)
@@ -285,12 +288,12 @@ def _read(header: Header, name: str, start: int, stop: int, dtype: DTypeLike) ->
     rows = np.empty((stop - start, *entry.shape[1:]), dtype)
     flat = rows.reshape(-1)
     step = max(_BLOCK_ELEMENTS // block_elements, 1) * block_elements
-    first = start * row_elements
+    first, last = (row * row_elements // block_elements * block_bytes for row in (start, stop))
+    stored = entry.read(first, last)
     for offset in range(0, flat.size, step):
         size = min(step, flat.size - offset)
-        position = entry.position + (first + offset) // block_elements * block_bytes
-        num_bytes = size // block_elements * block_bytes
-        blocks = np.frombuffer(entry.data, np.uint8, num_bytes, position)
+        position = offset // block_elements * block_bytes
+        blocks = stored[position : position + size // block_elements * block_bytes]
         # One row of many blocks: the library works by 16 rows, 10 x slower when they are short.
         flat[offset : offset + size] = gguf.dequantize(blocks[None], kind)[0]
     return rows
@@ -316,8 +319,8 @@ def _read_columns(
     kind = gguf.GGMLQuantizationType(entry.ggml_type)
     size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     first, last = columns.start // size, -(-columns.stop // size)
-    flat = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.position)
-    rows = flat.reshape(entry.shape[0], -1)[start:stop, first * num_bytes : last * num_bytes]
+    row_bytes = entry.num_bytes // entry.shape[0]
+    rows = entry.cut(start, stop, row_bytes, slice(first * num_bytes, last * num_bytes))
     numbers = np.empty((stop - start, columns.stop - columns.start), dtype)
     step = max(1, _BLOCK_ELEMENTS // ((last - first) * size))
     for row in range(0, stop - start, step):

@@ -6,7 +6,6 @@ are left before it is used, and nothing is allocated in proportion to what the f
 
 import dataclasses
 import math
-import mmap
 import struct
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from configs.errors import InputError
 from inference.checkpoints import mapped
+from inference.files.contents import Contents
 
 _MAX_COUNT = 65_536  # metadata entries, and tensors
 _MAX_LISTED_STRINGS = 1 << 20  # in all string arrays together; Gemma has 2^18 tokens
@@ -44,25 +44,42 @@ Value = bool | int | float | str | np.ndarray | StringArray
 
 @dataclasses.dataclass(frozen=True)
 class TensorEntry:
-    """One tensor: its shape (rows first), ggml type number, and place in its mapped file."""
+    """One tensor: its shape (rows first), ggml type number, and place in its file."""
 
     shape: tuple[int, ...]
     ggml_type: int
     position: int
     num_bytes: int
-    data: mmap.mmap | bytes
+    data: Contents | bytes
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Bytes [start, stop) of the tensor: u8[stop - start]. Raises InputError as `Contents`."""
+        start, stop = self.position + start, self.position + stop
+        if isinstance(self.data, bytes):
+            return np.frombuffer(self.data, np.uint8)[start:stop]
+        return np.frombuffer(self.data.read(start, stop), np.uint8)
+
+    def cut(self, start: int, stop: int, row_bytes: int, columns: slice) -> np.ndarray:
+        """Columns, in bytes, of rows [start, stop): u8[rows, C]; raises as `read`."""
+        if isinstance(self.data, bytes):
+            rows = self.read(start * row_bytes, stop * row_bytes)
+            return rows.reshape(stop - start, row_bytes)[:, columns]
+        first = self.position + start * row_bytes
+        return self.data.cut(first, stop - start, row_bytes, columns)
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """A scanned file. `metadata` holds scalars, numpy arrays and `StringArray`s.
+    """A scanned file. `metadata` holds scalars, numpy arrays and `StringArray`s, which are in the
+    `head`: the bytes of the file up to some place behind the description of its tensors.
 
-    `fingerprints` are of the file as it was mapped (`mapped.fingerprint`), then of those that hold
-    the rest of one cut into parts.
+    `fingerprints` are of the file as it was opened, then of those that hold the rest of one cut
+    into parts.
     """
 
     path: Path
-    data: mmap.mmap
+    data: Contents
+    head: memoryview
     metadata: dict[str, Value]
     tensors: dict[str, TensorEntry]
     fingerprints: tuple[str, ...]
@@ -75,8 +92,8 @@ class Header:
         items, position, unpack = [], array.position, _U64.unpack_from
         try:
             for _ in range(array.count):
-                stop = position + 8 + unpack(self.data, position)[0]
-                items.append(self.data[position + 8 : stop].decode())
+                stop = position + 8 + unpack(self.head, position)[0]
+                items.append(bytes(self.head[position + 8 : stop]).decode())
                 position = stop
         except UnicodeDecodeError:
             raise InputError(f"{self.path}: metadata {key!r} is not UTF-8") from None
@@ -92,25 +109,34 @@ def scan(path: Path, quant_sizes: dict[int, tuple[int, int]]) -> Header:
     Raises:
         InputError: the file cannot be read or is not a sound GGUF file of version 2 or 3.
     """
-    data, fingerprint = mapped.map_identified(path)
-    try:
-        cursor = _Cursor(data)
-        metadata, num_tensors = _metadata(cursor)
-        tensors = _tensors(cursor, num_tensors, metadata, quant_sizes)
-        return Header(path, data, metadata, tensors, (fingerprint,))
-    except _Malformed as cause:
-        raise InputError(f"{path}: not a valid GGUF file: {cause}") from None
+    data = mapped.map_file(path)
+    num_bytes = data.head_bytes
+    while True:
+        cursor = _Cursor(data, data.read(0, min(num_bytes, len(data))))
+        try:
+            metadata, num_tensors = _metadata(cursor)
+            tensors = _tensors(cursor, num_tensors, metadata, quant_sizes)
+        except _BeyondHead:
+            num_bytes *= 4
+        except _Malformed as cause:
+            raise InputError(f"{path}: not a valid GGUF file: {cause}") from None
+        else:
+            return Header(path, data, cursor.head, metadata, tensors, (data.fingerprint,))
 
 
 class _Malformed(Exception):
     pass
 
 
+class _BeyondHead(Exception):
+    """More of the file has to be read."""
+
+
 class _Cursor:
     """A position in the header that cannot leave the file."""
 
-    def __init__(self, data: mmap.mmap):
-        self.data = data
+    def __init__(self, data: Contents, head: memoryview):
+        self.data, self.head = data, head
         self.position = 0
         self.listed_strings = 0
         self.text_bytes = 0
@@ -120,10 +146,12 @@ class _Cursor:
         if num_bytes > remaining:
             raise _Malformed(f"{what} needs {num_bytes} bytes, {remaining} are left (truncated?)")
         self.position += num_bytes
+        if self.position > len(self.head):
+            raise _BeyondHead
         return start
 
     def number(self, kind: struct.Struct, what: str) -> Any:
-        return kind.unpack_from(self.data, self.skip(kind.size, what))[0]
+        return kind.unpack_from(self.head, self.skip(kind.size, what))[0]
 
     def text(self, what: str) -> str:
         length = self.number(_U64, f"the length of {what}")
@@ -132,7 +160,7 @@ class _Cursor:
         if self.text_bytes > _MAX_TEXT_BYTES:
             raise _Malformed(f"more than {_MAX_TEXT_BYTES} bytes of text")
         try:
-            return self.data[start : start + length].decode()
+            return bytes(self.head[start : start + length]).decode()
         except UnicodeDecodeError:
             raise _Malformed(f"{what} is not UTF-8") from None
 
@@ -155,25 +183,27 @@ class _Cursor:
         if kind not in _SCALARS:
             raise _Malformed(f"{what} has unknown element type {kind}")
         start = self.skip(count * _SCALARS[kind].size, what)
-        return np.frombuffer(self.data, np.dtype(_SCALARS[kind].format), count, start)
+        return np.frombuffer(self.head, np.dtype(_SCALARS[kind].format), count, start)
 
     def string_array(self, count: int, what: str) -> StringArray:
         self.listed_strings += count
         if self.listed_strings > _MAX_LISTED_STRINGS:
             raise _Malformed(f"{what} lists {count} strings; at most {_MAX_LISTED_STRINGS} in all")
         start = position = self.position
-        data, unpack, last = self.data, _U64.unpack_from, len(self.data) - 8
+        head, unpack, last = self.head, _U64.unpack_from, len(self.head) - 8
         for _ in range(count):
             if position > last:
+                if len(head) < len(self.data):
+                    raise _BeyondHead
                 raise _Malformed(f"{what} runs past the end of the file")
-            position += 8 + unpack(data, position)[0]
+            position += 8 + unpack(head, position)[0]
         self.position = start
         self.skip(position - start, what)
         return StringArray(start, count)
 
 
 def _metadata(cursor: _Cursor) -> tuple[dict[str, Value], int]:
-    magic = cursor.data[cursor.skip(4, "the magic number") : 4]
+    magic = bytes(cursor.head[cursor.skip(4, "the magic number") : 4])
     if magic != b"GGUF":
         raise _Malformed(f"it starts with {magic!r}, not b'GGUF'")
     version = cursor.number(_U32, "the version")

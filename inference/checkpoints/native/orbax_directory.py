@@ -14,8 +14,8 @@ three parts, and can be read as the numbers that they stand for, too.
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
-from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ from inference.checkpoints.checkpoint import StoredDirectory
 from inference.checkpoints.manifest import Manifest
 from inference.checkpoints.native import blocks, config_file
 from inference.checkpoints.tensor_source import TensorSource
+from inference.files import contents
 from layers.params import Params
 
 FORMAT = "ridgeline-orbax-2"
@@ -156,7 +157,7 @@ def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:
     for path, (shape, dtype, name) in arrays.items():
         expected = int(np.prod(shape)) * dtype.itemsize
         file = directory / name
-        if not file.is_file() or file.stat().st_size != expected:
+        if not file.is_file() or contents.size(file) != expected:
             mapped.check_stand_in(file)
             raise InputError(f"{file}: not the {expected} bytes of {path}, {list(shape)}")
     declared = {"/".join(path): info for path, info in leaves(config.parameters())}
@@ -167,10 +168,15 @@ def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:
             packed[path] = declared[path]
     features = _features(listed, arrays, config, declared)
 
-    def mapped_rows(path: str, start: int, stop: int) -> np.ndarray:
+    def mapped_rows(path: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         shape, dtype, file = arrays[path]
-        flat = np.frombuffer(mapped.map_file(directory / file), dtype)
-        return flat.reshape(shape)[start:stop]
+        data, row_bytes = mapped.map_file(directory / file), _row_bytes(arrays[path])
+        if len(shape) != 2 or columns == slice(None):
+            rows = np.frombuffer(data.read(start * row_bytes, stop * row_bytes), dtype)
+            return rows.reshape(stop - start, *shape[1:])
+        first, last, _ = columns.indices(shape[1])
+        cut = slice(first * dtype.itemsize, last * dtype.itemsize)
+        return data.cut(start * row_bytes, stop - start, row_bytes, cut).view(dtype)
 
     def joined(path: str, int8: np.ndarray, outliers: np.ndarray) -> np.ndarray:
         parts = {"int8": int8, "outliers": outliers, "features": features[path]}
@@ -180,9 +186,12 @@ def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:
         if name in features:
             parts = (mapped_rows(f"{name}/{part}", start, stop) for part in ("int8", "outliers"))
             return joined(name, *parts)[:, columns]
-        rows = mapped_rows(name, start, stop)
         if name in packed:
-            rows = blocks.numbers(packed[name], rows)
+            rows = blocks.numbers(packed[name], mapped_rows(name, start, stop))
+            return rows[:, columns] if rows.ndim > 1 else rows
+        if len(arrays[name].shape) == 2:
+            return mapped_rows(name, start, stop, columns)
+        rows = mapped_rows(name, start, stop)
         return rows[:, columns] if rows.ndim > 1 else rows
 
     def stream(path: str) -> Iterator[np.ndarray]:
@@ -219,8 +228,16 @@ def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:
         formats | dict.fromkeys(features, LLM_INT8),
         dtypes | dict.fromkeys([*packed, *features], "float32"),
         {path: tuple(f"{path}/{part}" for part in blocks.PARTS) for path in features},
-        verify,
+        verify, readers=_readers(directory, arrays),
     )  # fmt: skip
+
+
+def _readers(directory: Path, arrays: dict[str, _Array]) -> int:
+    """How many arrays are best read at a time."""
+    for array in arrays.values():
+        with mapped.map_file(directory / array.file) as file:
+            return file.readers
+    return 1
 
 
 def _features(
@@ -281,27 +298,26 @@ def _rows(
 ) -> Iterator[np.ndarray]:
     """The rows of an array; of `target` they are views, when there is one to be filled."""
     shape, dtype, name = array
-    row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
-    step = max(_BLOCK_BYTES // row_bytes, 1)
-    if target is None:
-        buffer = memoryview(bytearray(min(step, shape[0]) * row_bytes))
-    else:
-        buffer = target.reshape(-1).view(np.uint8).data
+    row_bytes = _row_bytes(array)
     digest = hashlib.sha256()
-    with (listed.directory / name).open("rb", buffering=0) as file:
+    with mapped.map_file(listed.directory / name) as file:
+        step = max((_BLOCK_BYTES if file.is_local else file.block_bytes) // row_bytes, 1)
+        if target is None:
+            buffer = memoryview(bytearray(min(step, shape[0]) * row_bytes))
+        else:
+            buffer = target.reshape(-1).view(np.uint8).data
         for start in range(0, shape[0], step):
             offset = 0 if target is None else start * row_bytes
             block = buffer[offset : offset + min(step, shape[0] - start) * row_bytes]
-            _read_exactly(file, block)
+            file.fill(start * row_bytes, block)
             digest.update(block)
             yield np.frombuffer(block, dtype).reshape(-1, *shape[1:])
-    listed.compare(name, digest.hexdigest())
+        try:
+            listed.compare(name, digest.hexdigest())
+        except InputError:
+            file.forget()
+            raise
 
 
-def _read_exactly(file: FileIO, block: memoryview) -> None:
-    done = 0
-    while done < len(block):
-        count = file.readinto(block[done:])
-        if not count:
-            raise InputError(f"{file.name}: the file became shorter while it was read")
-        done += count
+def _row_bytes(array: _Array) -> int:
+    return math.prod(array.shape[1:]) * array.dtype.itemsize

@@ -324,7 +324,7 @@ def _compare(
     config = gguf_metadata.read_config(header)
     check_kept(model, config, "a .gguf file", "name", "dtype", "formats")
     for name, entry in header.tensors.items():
-        data = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.position)
+        data = entry.read(0, entry.num_bytes)
         if hashlib.sha256(data.data).hexdigest() != digests[name]:
             raise InputError(f"{path}: {name} did not come back as it was written")
     export_tokenizer.compare(header, checkpoint)

@@ -100,6 +100,8 @@ def dequantized(source: TensorSource, matrices: dict[str, Matrix]) -> TensorSour
         read_blocks=read_blocks,
         formats=formats,
         dtypes=dtypes | dict.fromkeys(matrices, "float32"),
+        block_bytes=source.block_bytes,
+        readers=source.readers,
     )
 
 
