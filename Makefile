@@ -53,7 +53,7 @@ IS_NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ridgeli
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve small-model test test-long test-sanitized check test-py312 mutants drills test-aot test-manifests test-aarch64 device pages golden wheel lock clean
+.PHONY: help run serve small-model test test-long test-sanitized test-cloud check test-py312 mutants drills test-aot test-manifests test-aarch64 device pages golden wheel lock clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -77,6 +77,7 @@ test-long: .venv/.test  ## only the tests that `make test` leaves out; on AArch6
 	fi
 	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=$(PART) \
 		--timeout=1800 -m "long or timing"
+	@$(MAKE) test-cloud
 
 check: .venv/.test  ## format, lint, types, architecture, marks of stale figures
 	.venv/bin/ruff format --check .
@@ -120,6 +121,13 @@ test-aarch64: .venv/.test  ## compile the CPU kernels for AArch64; skipped where
 		.venv/bin/python -m scripts.wheel --machine=aarch64 --zig="$(ZIG)"; \
 	else \
 		echo "test-aarch64: SKIPPED, ziglang cannot be installed here"; \
+	fi
+
+test-cloud:  ## models at s3:// and gs://, against emulators; a part of test-long, skipped where they cannot be installed
+	@if $(MAKE) .venv-cloud/.ready; then \
+		.venv-cloud/bin/python -m pytest -n $(WORKERS) --dist=loadfile tests/cloud; \
+	else \
+		echo "test-cloud: SKIPPED, its environment cannot be installed here"; \
 	fi
 
 # With a part of the tests named, each environment runs another one of the six.
@@ -166,9 +174,10 @@ lock: .venv-lock/.uv  ## rewrite the hashed locks from pyproject.toml
 	$(COMPILE) --extra serve --extra gpu -c requirements-serve.lock -o requirements-gpu.lock
 	$(COMPILE) --extra serve --extra tpu -c requirements-serve.lock -o requirements-tpu.lock
 	$(COMPILE) --extra serve --extra test -c requirements-serve.lock -o requirements-test.lock
+	$(COMPILE) --extra serve --extra test --extra cloud --extra cloud-test -c requirements-test.lock -o requirements-cloud.lock
 
 clean:  ## remove everything that make created
-	rm -rf .venv .venv312 .venv-aot-* .venv-drills .venv-golden .venv-lock .venv-manifests .venv-mutants .venv-ray .venv-xpk .venv-zig .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv312 .venv-aot-* .venv-cloud .venv-drills .venv-golden .venv-lock .venv-manifests .venv-mutants .venv-ray .venv-xpk .venv-zig .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf build dist ridgeline.egg-info
 	find configs sharding layers inference scripts tests -name __pycache__ -prune -exec rm -rf {} +
 
@@ -217,9 +226,9 @@ clean:  ## remove everything that make created
 		"import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$*'])")
 	@touch $@
 
-.venv-ray/.ready: requirements-ray.lock
-	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python $(LOCKED) -r requirements-ray.lock
+.venv-ray/.ready .venv-cloud/.ready: .venv-%/.ready: requirements-%.lock
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(LOCKED) -r requirements-$*.lock
 	@touch $@
 
 .venv-zig/.ready: pyproject.toml

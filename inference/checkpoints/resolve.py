@@ -20,7 +20,7 @@ from inference.checkpoints.hf.published_heads import PublishedHeads
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import orbax_directory
 from inference.checkpoints.new_directory import UNFINISHED
-from inference.files import mirror, object_store
+from inference.files import mirror
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _find(model: str) -> Resolved:
         return Resolved(preset.config, functools.partial(_open_preset, preset))
     if model in presets.PLANNED:
         return Resolved(presets.get(model).config, functools.partial(_refuse_planned, model))
-    path = mirror.of(model) if object_store.is_url(model) else Path(model)
+    path = mirror.path_of(model)
     try:
         exists = bool(model) and path.exists()
     except (OSError, ValueError):  # too long, or holds a NUL

@@ -29,6 +29,11 @@ _GGUF = ".gguf"
 _WORKERS = 8
 
 
+def path_of(name: str) -> Path:
+    """The file or directory of a name, or the mirror of a URL; raises InputError as `of`."""
+    return of(name) if object_store.is_url(name) else Path(name)
+
+
 def of(url: str) -> Path:
     """The mirror of a directory or `.gguf` file; made now unless this version is there.
 
@@ -40,8 +45,10 @@ def of(url: str) -> Path:
     if key.endswith(_GGUF):
         part = _PART.fullmatch(key)
         beginning, ending = part.groups() if part else (key, key)
-        candidates = object_store.listed(f"{bucket}/{beginning}", below=False)
-        objects = [item for item in candidates if item.key.endswith(ending)]
+        objects = [
+            item for item in object_store.beside(url)
+            if item.key.startswith(beginning) and item.key.endswith(ending)
+        ]  # fmt: skip
     else:
         objects = object_store.listed(url)
     if not objects:
@@ -59,8 +66,10 @@ def of(url: str) -> Path:
 
 
 def complete(directory: Path) -> None:
-    """Fetches the objects that files of a mirror stand for. Raises InputError as `of`."""
-    for path in sorted(directory.rglob("*")):
+    """Fetches the objects that files of a mirror stand for; of another directory there are none.
+    Raises InputError as `of`.
+    """
+    for path in directory.rglob("*") if range_cache.holds(directory) else ():
         if (item := contents.stored_object(path)) is not None:
             fetch(item, path)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from configs.errors import InputError
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
 _SCHEMES = ("s3://", "gs://")
@@ -26,6 +27,7 @@ _MAX_WRITTEN = 4 << 30
 _IN_FLIGHT = 32  # requests at a time
 _RETRIES, _PATIENCE = 10, timedelta(minutes=2)  # of a request that fails for a while
 _SHOWN = 200
+_DENIED = re.compile(r"status code: 40[13]|AccessDenied|InvalidAccessKeyId")
 # Which credentials a provider's chain looks for, in messages.
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a web identity or the machine's role, and "
@@ -71,37 +73,40 @@ def split(url: str) -> tuple[str, str]:
     return bucket, key
 
 
-def listed(url: str, below: bool = True) -> list[StoredObject]:
-    """Objects below a URL, by key; else those whose keys begin with its own.
+def listed(url: str) -> list[StoredObject]:
+    """Objects below a URL, by key.
 
     Raises:
         InputError: there is no such bucket, it may not be read or cannot be reached, or there are
             too many.
     """
-    import obstore
-
     bucket, key = split(url)
-    prefix = f"{key}/" if below else key
-    with one_line(url):
-        store = _store(bucket)
-        # A listing looks for whole folders, and a key may end anywhere.
-        chunks = obstore.list(store, prefix if below else key.rpartition("/")[0], chunk_size=1000)
-        objects: list[StoredObject] = []
-        for chunk in chunks:
-            objects += [
-                StoredObject(bucket, meta["path"], meta["size"], (meta["e_tag"] or "").strip('"'))
-                for meta in chunk
-                if meta["path"].startswith(prefix) and not meta["path"].endswith("/")
-            ]
+    objects: list[StoredObject] = []
+    with _one_line(url):
+        for chunk in _obstore(url).list(_store(bucket), f"{key}/", chunk_size=1000):
+            objects += [_object(bucket, meta) for meta in chunk if not meta["path"].endswith("/")]
             if len(objects) > _MAX_OBJECTS:
                 raise InputError(f"{url}: more than {_MAX_OBJECTS} objects; name one checkpoint")
     return sorted(objects)
 
 
+def beside(url: str) -> list[StoredObject]:
+    """The object of a URL and those of the same folder, by key; raises InputError as `listed`."""
+    bucket, key = split(url)
+    with _one_line(url):
+        folder = _obstore(url).list_with_delimiter(_store(bucket), key.rpartition("/")[0])
+        return sorted(_object(bucket, meta) for meta in folder["objects"])
+
+
 def find(url: str) -> StoredObject | None:
     """The object of a URL; None where there is none. Raises InputError as `listed`."""
     key = split(url)[1]
-    return next((item for item in listed(url, below=False) if item.key == key), None)
+    return next((item for item in beside(url) if item.key == key), None)
+
+
+def _object(bucket: str, meta: "ObjectMeta") -> StoredObject:
+    etag = (meta["e_tag"] or "").strip('"')
+    return StoredObject(bucket, meta["path"], meta["size"], etag)
 
 
 def read(item: StoredObject, start: int, stop: int) -> memoryview:
@@ -110,13 +115,13 @@ def read(item: StoredObject, start: int, stop: int) -> memoryview:
     Raises:
         InputError: it is not there any more, was changed meanwhile, or cannot be read.
     """
-    import obstore
-
     if start == stop:  # which no store has a range for
         return memoryview(b"")
-    with one_line(item.url):
+    with _one_line(item.url):
         options: Any = {"range": (start, stop), "if_match": f'"{item.etag}"'}
-        data = memoryview(obstore.get(_store(item.bucket), item.key, options=options).bytes())
+        data = memoryview(
+            _obstore(item.url).get(_store(item.bucket), item.key, options=options).bytes()
+        )
     if len(data) != stop - start:
         raise InputError(f"{item.url}: {len(data)} bytes came for {stop - start}; run it again")
     return data
@@ -124,13 +129,11 @@ def read(item: StoredObject, start: int, stop: int) -> memoryview:
 
 def write(url: str, content: bytes) -> None:
     """Writes an object, which appears whole or not at all. Raises InputError as `listed`."""
-    import obstore
-
     if len(content) > _MAX_WRITTEN:
         raise InputError(f"{url}: {len(content)} bytes; at most {_MAX_WRITTEN} are written at once")
     bucket, key = split(url)
-    with one_line(url):
-        obstore.put(_store(bucket), key, content, use_multipart=False)
+    with _one_line(url):
+        _obstore(url).put(_store(bucket), key, content, use_multipart=False)
 
 
 @functools.cache
@@ -149,14 +152,18 @@ def _store(bucket: str) -> "ObjectStore":
     return store
 
 
-@contextmanager
-def one_line(url: str) -> Iterator[None]:
-    """Says in one line why a request failed: InputError. No credential is part of it."""
+def _obstore(url: str) -> Any:
     try:
-        from obstore import exceptions
+        import obstore.exceptions
     except ModuleNotFoundError:
         raise InputError(f"{url}: stores are read by obstore: pip install '.[cloud]'") from None
+    return obstore
 
+
+@contextmanager
+def _one_line(url: str) -> Iterator[None]:
+    """Says in one line why a request failed: InputError. No credential is part of it."""
+    exceptions = _obstore(url).exceptions
     bucket = split(url)[0]
     credentials = _CREDENTIALS[bucket[:2]]
     try:
@@ -172,7 +179,7 @@ def one_line(url: str) -> Iterator[None]:
         message = str(error)
         if "NoSuchBucket" in message or "404 Not Found" in message or "no bucket" in message:
             why = f"there is no bucket {bucket}; valid: one that is there, {_VALID}"
-        elif isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+        elif _DENIED.search(message):
             why = f"not allowed; valid credentials: {credentials}"
         elif "redirect" in message.lower() or "AuthorizationHeaderMalformed" in message:
             why = f"the bucket {bucket} is in another region; valid: its own in AWS_REGION"
