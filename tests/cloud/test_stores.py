@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -180,6 +181,29 @@ def test_generated_text_is_that_of_the_directory(every, store, tmp_path):
     results = [json.loads(output.stdout)["results"] for output in (run, expected)]
     assert results[0][0]["token_ids"] == results[1][0]["token_ids"]
     assert "the-secret-of-a-key" not in run.stdout + run.stderr
+
+
+def test_two_hosts_give_the_text_of_one(s3, tmp_path):
+    url = servers.upload(s3, TINY, "hosts")
+    relay = servers.Relay(s3.port, every=10)
+    asked = ["--prompt=the cat sat", "--max_new_tokens=8", "--json", "--mesh=model=2"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "scripts.generate", f"--model={url}", *asked, "--hosts=2",
+               f"--coordinator=localhost:{port}"]  # fmt: skip
+    hosts = [
+        subprocess.Popen(
+            [*command, f"--host_index={index}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, cwd=ROOT, env=servers.environment(s3, relay, tmp_path / f"cache-{index}"),
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    ended = [process.communicate(timeout=240) for process in hosts]
+    relay.close()
+    assert [process.returncode for process in hosts] == [0, 0], ended
+    expected = json.loads(_generate(TINY, *asked).stdout)["results"][0]["token_ids"]
+    assert json.loads(ended[0][0])["results"][0]["token_ids"] == expected
+    assert relay.num_cut > 0
 
 
 def test_a_wrong_checksum_is_named_and_nothing_is_kept(store, reaches, tmp_path):
