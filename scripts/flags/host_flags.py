@@ -4,8 +4,8 @@ import os
 
 from absl import flags
 
-from scripts import launchers
-from scripts.launchers import Place
+from scripts import placement
+from scripts.placement import Place
 
 HOSTS = flags.DEFINE_integer(
     "hosts", None,
@@ -25,4 +25,4 @@ COORDINATOR = flags.DEFINE_string(
 
 def place() -> Place:
     """Where this process is; raises InputError if what its launcher says makes no sense."""
-    return launchers.place(HOSTS.value, HOST.value, COORDINATOR.value, os.environ)
+    return placement.place(HOSTS.value, HOST.value, COORDINATOR.value, os.environ)

@@ -10,8 +10,8 @@ from jax._src.clusters.ompi_cluster import OmpiCluster
 from jax._src.clusters.slurm_cluster import SlurmCluster
 
 from configs.errors import InputError
-from scripts import launchers
-from scripts.launchers import Place
+from scripts import placement
+from scripts.placement import Place
 
 SLURM = {
     "SLURM_JOB_ID": "4097", "SLURM_STEP_NODELIST": "node[007-009,12],gpu1", "SLURM_NTASKS": "5",
@@ -38,7 +38,7 @@ KUBEFLOW = {
 
 
 def of(environment, count=None, index=None, coordinator=None):
-    return launchers.place(count, index, coordinator, environment)
+    return placement.place(count, index, coordinator, environment)
 
 
 @pytest.mark.parametrize("environment, expected", [
@@ -85,7 +85,7 @@ def test_without_a_launcher_a_process_is_alone(environment):
     ("set-mesh-0-1.set", "set-mesh-0-0.set:9100"),
 ])  # fmt: skip
 def test_pods_of_an_indexed_job(monkeypatch, name, expected):
-    monkeypatch.setattr(launchers.socket, "getfqdn", lambda: name)
+    monkeypatch.setattr(placement.socket, "getfqdn", lambda: name)
     environment = {"JOB_COMPLETION_INDEX": "1"}
     wanted = Place(1, 2, expected, "JOB_COMPLETION_INDEX")
     assert of(environment, count=2) == wanted
@@ -93,7 +93,7 @@ def test_pods_of_an_indexed_job(monkeypatch, name, expected):
 
 
 def test_a_pod_without_a_subdomain_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(launchers.socket, "getfqdn", lambda: "batch-1")
+    monkeypatch.setattr(placement.socket, "getfqdn", lambda: "batch-1")
     with pytest.raises(InputError, match="pod batch-1 of .* headless Service.* --coordinator"):
         of({"JOB_COMPLETION_INDEX": "1"}, count=2)
     assert of({"JOB_COMPLETION_INDEX": "1"}, 2, 1, "a:1").coordinator == "a:1"
@@ -115,8 +115,8 @@ def test_tpu_vms(monkeypatch, workers):
         def log_message(self, *_):
             pass
 
-    launchers._metadata.cache_clear()
-    monkeypatch.setattr(launchers, "_has_tpu", lambda: True)
+    placement._metadata.cache_clear()
+    monkeypatch.setattr(placement, "_has_tpu", lambda: True)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever).start()
         environment = {"GCE_METADATA_IP": f"127.0.0.1:{server.server_port}"}
@@ -124,7 +124,7 @@ def test_tpu_vms(monkeypatch, workers):
         server.shutdown()
     assert launched == Place(1, 2, "10.0.0.2:9100", "the TPU VM's metadata")
     assert of(environment | {"TPU_SKIP_MDS_QUERY": "1"}).count == 1
-    launchers._metadata.cache_clear()
+    placement._metadata.cache_clear()
     assert of(environment).count == 1  # nobody answers any more
 
 
