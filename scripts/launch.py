@@ -23,7 +23,7 @@ from configs.recipes.run import Run
 from inference.planner import placement, weights
 from inference.planner.placement import Placement
 from scripts import common
-from scripts.flags import output_flag, placement_flags, shared_flags
+from scripts.flags import output_flag, placement_flags, price_flag, shared_flags
 from scripts.flags.requests import input_flags
 from scripts.launchers import gke, kubernetes, local, skypilot, slurm, tpu_vm, xpk
 from scripts.launchers.launch import Launch
@@ -53,9 +53,9 @@ _CLAIM = flags.DEFINE_string(
     "claim", None, "PersistentVolumeClaim for weights and compiled programs; default: a local disk."
 )
 _ENV = flags.DEFINE_multi_string("env", [], "NAME=VALUE, a variable of the process (repeatable).")
-_PRICE, _INPUT, _OUTPUT = shared_flags.PRICE, input_flags.INPUT, output_flag.OUTPUT
+_PRICE, _INPUT, _OUTPUT = price_flag.PRICE, input_flags.INPUT, output_flag.OUTPUT
 _CONTEXT, _NEW_TOKENS = placement_flags.CONTEXT, shared_flags.NEW_TOKENS
-for _module in (common, input_flags, output_flag, placement_flags, shared_flags):
+for _module in (common, input_flags, output_flag, placement_flags, price_flag, shared_flags):
     flags.adopt_module_key_flags(_module)
 
 _FLAGS = ("config", "model", "set", "on", "print", "app", "image", "spot", "claim", "env", "price",
@@ -76,7 +76,7 @@ def main(_: Sequence[str]) -> None:
     config = planned(run)
     context = shared_flags.whole_number(_CONTEXT) if _CONTEXT.present else _USUAL_CONTEXT
     new_tokens = _NEW_TOKENS.value if _NEW_TOKENS.present else _USUAL_TOKENS
-    plan = placement.place(config, target, context, new_tokens, shared_flags.price())
+    plan = placement.place(config, target, context, new_tokens, price_flag.price())
     if _ON.value is None:
         if _PRINT.value:
             raise InputError(f"--print needs --on: {', '.join(_LAUNCHERS)}")

@@ -33,6 +33,7 @@ from scripts.flags import (
     file_flags,
     output_flag,
     placement_flags,
+    price_flag,
     shared_flags,
     speculation_flags,
 )
@@ -63,7 +64,7 @@ _VERIFY = flags.DEFINE_bool(
 )
 _OUTPUT = output_flag.OUTPUT
 _shared = (
-    *(common, file_flags, output_flag, placement_flags, replicas_flag, shared_flags),
+    *(common, file_flags, output_flag, placement_flags, price_flag, replicas_flag, shared_flags),
     deployment_flags,
 )
 for _module in _shared:  # --help shows theirs too
@@ -246,7 +247,7 @@ def _deployment(config: Config) -> Deployment:
                 precision.fitting(name, rows[-1], f"layers/{'/'.join(path)}")
         weights = FORMATS[precision.fitting(name, math.gcd(*rows), config.model.name)]
     formats = Precision(weights, formats_of_model.cache, formats_of_model.rest)
-    price = shared_flags.price()
+    price = price_flag.price()
     drafts = _SPECULATE.value
     speculation = None if drafts is None or _automatic(drafts) else _speculation(drafts)
     chip = lookup.get(_hardware(), config.model)  # last: this machine is measured

@@ -21,6 +21,7 @@ _GROUPS = {  # by the module that defines a flag, or its name; those of the app 
     "scripts.flags.sampling_flags": "Sampling",
     "scripts.flags.seed_flag": "Sampling",
     "scripts.flags.workload_flags": "Workload",
+    "scripts.flags.price_flag": "Workload",
     "scripts.flags.shared_flags": "Workload",
     "scripts.flags.requests.input_flags": "Input and output",
     "scripts.flags.chat_flag": "Input and output",

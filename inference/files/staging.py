@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from configs.errors import InputError, reason
-from inference.files import cache_directory, mirror, object_store
+from inference.files import cache_directory, object_store
 
 
 def opened(url: str) -> BinaryIO:
     """An object, fetched whole; raises InputError if it cannot be, or is damaged."""
+    from inference.files import mirror  # brings numpy
+
     if (item := object_store.find(url)) is None:
         raise InputError(f"{url}: there is no such object")
     try:
@@ -36,6 +38,8 @@ def target(url: str) -> Path:
     """As `place`, where whatever the store has there is now. Raises InputError if it cannot be
     reached, or written here.
     """
+    from inference.files import mirror  # brings numpy
+
     path, item = place(url), object_store.find(url)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,5 @@
 """Flags that two apps share, so that one process can load both, and how lists are read."""
 
-import math
 from collections.abc import Collection
 
 from absl import flags
@@ -18,15 +17,6 @@ DEVICE = flags.DEFINE_enum(
 )
 REPEATS = flags.DEFINE_integer("repeats", 3, "Measurements of each; medians are reported.")
 RATE = flags.DEFINE_float("rate", None, "Requests a second (`plan`: to keep --slo for).")
-
-PRICE = flags.DEFINE_float("price", None, "Dollars an hour of one chip.")
-
-
-def price() -> float | None:
-    """Of a chip; raises InputError unless it is a finite number above 0."""
-    if PRICE.value is not None and not 0 < PRICE.value < math.inf:
-        raise InputError(f"--price is a number of dollars an hour above 0, not {PRICE.value}")
-    return PRICE.value
 
 
 def whole_numbers(flag: flags.FlagHolder[str]) -> list[int]:

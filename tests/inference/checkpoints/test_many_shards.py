@@ -9,9 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from configs.errors import InputError
-from inference.checkpoints import mapped, resolve, safetensors_file, text_files
+from inference.checkpoints import resolve, safetensors_file, text_files
 from inference.checkpoints.hf.quantized import modelopt
 from inference.families.shared.config_keys import Keys
+from inference.files import contents
 from tests.inference.checkpoints.test_published import PUBLISHED
 
 CONFIG = PUBLISHED["meta-llama/Meta-Llama-3.1-405B"]["config"]
@@ -56,7 +57,7 @@ def counts(monkeypatch) -> Counts:
         read.files.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         return Counted(descriptor, *args, **options)
 
-    monkeypatch.setattr(mapped.mmap, "mmap", map_counted)
+    monkeypatch.setattr(contents.mmap, "mmap", map_counted)
     return read
 
 
