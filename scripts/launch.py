@@ -84,8 +84,10 @@ def main(_: Sequence[str]) -> None:
     render, reads = _LAUNCHERS[_ON.value]
     for flag in (_IMAGE, _SPOT, _CLAIM):
         if flag.present and flag.name not in reads:
-            others = ", ".join(on for on, (_, read) in _LAUNCHERS.items() if flag.name in read)
-            raise InputError(f"--on={_ON.value} does not read --{flag.name}: it goes with {others}")
+            readers = ", ".join(on for on, (_, read) in _LAUNCHERS.items() if flag.name in read)
+            raise InputError(
+                f"--on={_ON.value} does not read --{flag.name}: it goes with {readers}"
+            )
     rendered = render(_launch(name, config, hosts))
     lines = launch_text.lines(config, hosts, plan)
     if _PRINT.value:

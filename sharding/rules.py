@@ -186,8 +186,8 @@ def _of_matrix(
             like = np.asarray(values[:1])
             parts.append(np.zeros((missing, *like.shape[1:]), like.dtype))
         else:
-            held = np.asarray(values[first + start : first + stop])
-            parts += [held, np.zeros((missing, *held.shape[1:]), held.dtype)]
+            share_rows = np.asarray(values[first + start : first + stop])
+            parts += [share_rows, np.zeros((missing, *share_rows.shape[1:]), share_rows.dtype)]
         first += count
     return np.concatenate(parts)
 

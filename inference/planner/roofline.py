@@ -126,9 +126,9 @@ def per_chip(operation: Operation, mesh: Mesh) -> Operation:
     """A chip's part of what one data-parallel group does.
 
     Chips along `model` divide heads and columns, those along `context` cached tokens and columns.
-    Chips along `expert` divide the experts and, where
-    tokens choose evenly, the work on them; around them each works for its own sequences, so there
-    they divide requests and caches, not weights, and the fullest chip counts.
+    Chips along `expert` divide the experts and, where tokens choose evenly, the work on them;
+    around them each works for its own sequences, so there they divide requests and caches, not
+    weights, and the fullest chip counts.
     """
     if mesh.group_chips * mesh.expert == 1:
         return operation

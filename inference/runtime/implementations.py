@@ -52,14 +52,14 @@ def _products(config: Config, backend: Backend) -> str:
             most_rows[format] = max(rows)
         else:
             without[format, backend.why_no_product(w)] += count
-    others = ", ".join(
+    exceptions = ", ".join(
         f"{count} {'matrix' if count == 1 else 'matrices'} of {format}"
         f"{f' ({reason})' if reason else ''}"
         for (format, reason), count in without.items()
     )
     if not most_rows:
-        return f"by XLA: {others}"
+        return f"by XLA: {exceptions}"
     most = max(most_rows.values())
     fewer = ", ".join(f"{format}: {rows}" for format, rows in most_rows.items() if rows < most)
     by_kernel = f"of up to {most} rows{f' ({fewer})' if fewer else ''} by {backend.skinny_kernel}"
-    return f"{by_kernel}, except {others} by XLA" if others else by_kernel
+    return f"{by_kernel}, except {exceptions} by XLA" if exceptions else by_kernel

@@ -245,7 +245,7 @@ def _attend_divided(
     if options.sinks_N is not None:
         sinks_1TN = jnp.broadcast_to(options.sinks_N, (1, *total_TN.shape))
         total_CTN = jnp.concatenate([total_CTN, sinks_1TN])
-    share_TN1 = jnp.exp(total_TN - jax.nn.logsumexp(total_CTN, axis=0))[..., None]
+    share_TN1 = jax.nn.softmax(total_CTN, axis=0)[chip][..., None]
     return collectives.total(ragged.pack(outs) * share_TN1, CONTEXT)
 
 

@@ -31,13 +31,13 @@ _COLUMNS = (
 
 def main() -> None:
     """Reads new figures of the compiler, and writes the page's table."""
-    kept = _DOCS / "runs.json"
-    compiled: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
+    figures = _DOCS / "runs.json"
+    compiled: dict[str, Any] = json.loads(figures.read_text("utf-8")) if figures.exists() else {}
     for folder in sys.argv[1:]:
         for path in sorted(Path(folder).glob("*.json")):
             if report := path.read_text("utf-8"):
                 compiled[path.stem] = _compiled(json.loads(report))
-    kept.write_text(json.dumps(dict(sorted(compiled.items())), indent=1) + "\n", "utf-8")
+    figures.write_text(json.dumps(dict(sorted(compiled.items())), indent=1) + "\n", "utf-8")
     page = _DOCS / "runs.md"
     rows = [row(name, run, compiled.get(name)) for name, run in placed().items()]
     page.write_text(fill(page.read_text("utf-8"), {"runs": table(_COLUMNS, rows)}), "utf-8")

@@ -174,8 +174,8 @@ def test_generated_text_is_that_of_the_directory(every, store, tmp_path):
     url = servers.upload(store, TINY, "tiny")
     relay = servers.Relay(store.port, every)
     env = servers.environment(store, relay, tmp_path / "cache")
-    asked = "--prompt=the cat sat", "--max_new_tokens=12", "--json", "--set=model.dtype=float32"
-    run, expected = _generate(url, *asked, env=env), _generate(TINY, *asked)
+    request = "--prompt=the cat sat", "--max_new_tokens=12", "--json", "--set=model.dtype=float32"
+    run, expected = _generate(url, *request, env=env), _generate(TINY, *request)
     relay.close()
     assert run.returncode == 0, run.stderr
     results = [json.loads(output.stdout)["results"] for output in (run, expected)]
@@ -186,10 +186,10 @@ def test_generated_text_is_that_of_the_directory(every, store, tmp_path):
 def test_two_hosts_give_the_text_of_one(s3, tmp_path):
     url = servers.upload(s3, TINY, "hosts")
     relay = servers.Relay(s3.port, every=10)
-    asked = ["--prompt=the cat sat", "--max_new_tokens=8", "--json", "--mesh=model=2"]
+    request = ["--prompt=the cat sat", "--max_new_tokens=8", "--json", "--mesh=model=2"]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "scripts.generate", f"--model={url}", *asked, "--hosts=2",
+    command = [sys.executable, "-m", "scripts.generate", f"--model={url}", *request, "--hosts=2",
                f"--coordinator=localhost:{port}"]  # fmt: skip
     hosts = [
         subprocess.Popen(
@@ -201,7 +201,7 @@ def test_two_hosts_give_the_text_of_one(s3, tmp_path):
     ended = [process.communicate(timeout=240) for process in hosts]
     relay.close()
     assert [process.returncode for process in hosts] == [0, 0], ended
-    expected = json.loads(_generate(TINY, *asked).stdout)["results"][0]["token_ids"]
+    expected = json.loads(_generate(TINY, *request).stdout)["results"][0]["token_ids"]
     assert json.loads(ended[0][0])["results"][0]["token_ids"] == expected
     assert relay.num_cut > 0
 

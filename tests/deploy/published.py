@@ -28,12 +28,12 @@ KUBERNETES = "1.34"
 CHECKS = {
     "kubernetes": f"""
 import json, sys, kubernetes_validate as k
-def refused(each):
+def refused(document):
     try:
-        k.validate(each, "{KUBERNETES}", strict=True)
+        k.validate(document, "{KUBERNETES}", strict=True)
     except k.ValidationError as error:
         return error.message
-print(json.dumps([p for each in json.load(sys.stdin) if (p := refused(each))]))
+print(json.dumps([p for document in json.load(sys.stdin) if (p := refused(document))]))
 """,
     "skypilot": """
 import json, sys, jsonschema
@@ -42,7 +42,7 @@ def refused(task):
     for part, schema in ((task, schemas.get_task_schema()),
                          (task["resources"], schemas.get_resources_schema())):
         yield from (e.message for e in jsonschema.Draft202012Validator(schema).iter_errors(part))
-print(json.dumps([p for each in json.load(sys.stdin) for p in refused(each)]))
+print(json.dumps([p for document in json.load(sys.stdin) for p in refused(document)]))
 """,
     "xpk": """
 import argparse, json, shlex, sys

@@ -56,8 +56,8 @@ def check_engine(
     model: ModelConfig,
     attention: str | None = None,
 ) -> None:
-    """By the device's kernels a model in bfloat16 is as far from float32 by XLA as bfloat16 by XLA
-    is: both round as often, each its own sums, so one may be off by twice what the other is.
+    """By the device's kernels a model in bfloat16 is no farther from bfloat16 by XLA alone than
+    that is from float32.
 
     Args:
         engine_of: (attention, model, parameters) -> engine.
@@ -69,5 +69,5 @@ def check_engine(
         expected, texts = answers(engine_of("reference", *exact))
         rounded, _ = answers(engine_of("reference", model, params), texts)
     answered, _ = answers(engine_of(attention, model, params), texts)
-    bound = 2 * agreement.compare(rounded, expected).worst
-    assert agreement.compare(answered, expected).worst <= bound
+    bound = agreement.compare(rounded, expected).worst
+    assert agreement.compare(answered, rounded).worst <= bound

@@ -135,15 +135,15 @@ def test_the_engines_own_answer_stands_beside_the_chips(answer, plan):
 
 def test_quantized_pages_are_those_of_the_chip(answer):
     """A token of Gemma 3 270M has 528 bytes in int8 in a layer; Hopper's kernel pads it to 640."""
-    asked = ("--model=gemma3-270m", "--cache=int8", "--set=model.cache_format=int8",
+    flags = ("--model=gemma3-270m", "--cache=int8", "--set=model.cache_format=int8",
              "--set=engine.cache.cache_bytes=536870912", "--context=1")  # fmt: skip
     for chip, row_bytes in (("h100", 640), ("h200", 640), ("a100", 528), ("v6e", 640)):
-        found = answer(*asked, f"--hardware={chip}")
+        plan = answer(*flags, f"--hardware={chip}")
         tokens = 128 if chip == "v6e" else 64
-        for group in found["engine"]["page_groups"]:
+        for group in plan["engine"]["page_groups"]:
             assert group["bytes"] == group["pages"] * group["layers"] * tokens * row_bytes
-        assert found["rows"][0]["cache_bytes"] == 18 * row_bytes
-        assert found["parts"]["cache_bytes_per_token"] == 18 * row_bytes
+        assert plan["rows"][0]["cache_bytes"] == 18 * row_bytes
+        assert plan["parts"]["cache_bytes_per_token"] == 18 * row_bytes
 
 
 def test_snapshots_of_states_stand_beside_the_cache(answer, plan):

@@ -9,8 +9,12 @@ from inference.planner.page import render
 from inference.server.frames import PlanFacts
 
 
-def plan_facts(config: Config, machine: HardwareSpec | None) -> PlanFacts:
-    """The model in its formats, and the largest batch; `machine`: this one, if known."""
+def plan_facts(config: Config, machine: HardwareSpec | None) -> PlanFacts | None:
+    """The model in its formats, and the largest batch; None of a mesh that divides the tokens of a
+    sequence, which the page does not plan. `machine`: this one, if known.
+    """
+    if config.mesh.context > 1:
+        return None
     model = config.model
     start: dict[str, str | float] = {
         "batch": config.engine.max_seqs,

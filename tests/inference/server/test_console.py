@@ -13,6 +13,7 @@ import pytest
 
 from configs import presets
 from configs.engine import Config
+from configs.mesh import Mesh
 from inference.server.endpoints import console
 from inference.server.engine_process.plan_facts import plan_facts
 from inference.server.web.access import Keys
@@ -504,6 +505,8 @@ def test_the_planner_shows_that_it_loads(browser, server):
 
 
 def test_a_model_without_a_plan(server):
+    config = Config(presets.get("smollm2-135m").config, mesh=Mesh(context=2))
+    assert plan_facts(config, None) is None
     assert server.http.get("/console/plan").status_code == 404
 
 

@@ -60,10 +60,10 @@ class Slice:
     def wait_ready(self) -> None:
         wait_until(lambda: not self.why_not_ready(), START_S)
 
-    def ask(self, **asked):
+    def ask(self, **body):
         """The text and tokens of each answer."""
-        asked = {"temperature": 0, "return_token_ids": True} | asked
-        response = self.http.post(TEXT, json=asked)
+        body = {"temperature": 0, "return_token_ids": True} | body
+        response = self.http.post(TEXT, json=body)
         assert response.status_code == 200, response.text
         return [(choice["text"], choice["token_ids"]) for choice in response.json()["choices"]]
 
@@ -174,21 +174,21 @@ def test_openais_client_gets_the_answers_of_one_process(tmp_path):
 def test_a_killed_follower_is_named_and_all_go_on(tmp_path, nth):
     """Five times each: its process, which its launcher starts again, or its engine alone."""
     rng, took = random.Random(nth), []
-    asked = {"prompt": "Once upon", "max_tokens": 100, "ignore_eos": True, "temperature": 1,
+    body = {"prompt": "Once upon", "max_tokens": 100, "ignore_eos": True, "temperature": 1,
              "seed": nth, "stream": True}  # fmt: skip
     with served(tmp_path) as both, ThreadPoolExecutor(1) as pool:
 
         def text() -> str:
-            response = both.http.post(TEXT, json=asked)
+            response = both.http.post(TEXT, json=body)
             assert response.status_code == 200, response.text
             return "".join(c["text"] for e in events.read(response.text) for c in e["choices"])
 
         expected = text()
-        for each in range(5):
+        for kill in range(5):
             answer = pool.submit(text)
             wait_until(lambda: both.http.get("/load").json()["server_load"])
             threading.Event().wait(rng.random() / 2)
-            follower, kills_all = both.processes[1], (nth + each) % 2 == 0
+            follower, kills_all = both.processes[1], (nth + kill) % 2 == 0
             killed_at = time.monotonic()
             os.kill(follower.pid if kills_all else children(follower.pid)[0], signal.SIGKILL)
             wait_until(lambda: "host 1" in both.why_not_ready(), 10)
@@ -225,9 +225,9 @@ def test_a_stopped_follower_is_named_and_one_that_is_asked_to_leaves(tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_without_restart_all_end_with_the_host(tmp_path):
-    asked = {"prompt": "Once upon", "max_tokens": 100, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Once upon", "max_tokens": 100, "ignore_eos": True, "stream": True}
     with served(tmp_path, 2, "--norestart") as both, ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(both.http.post, TEXT, json=asked)
+        answer = pool.submit(both.http.post, TEXT, json=body)
         wait_until(lambda: both.http.get("/load").json()["server_load"])
         os.kill(children(both.processes[1].pid)[0], signal.SIGKILL)
         assert (
