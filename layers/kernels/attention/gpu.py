@@ -255,8 +255,7 @@ def _attend_splits(
         def page_of(j):
             return ranges_ref.page(b, head, column(j))
 
-        def fetch(page, j):
-            stage = lax.rem(j - start, jnp.int32(num_stages))
+        def fetch(page, stage):
             for part, target, arrived in (
                 (head, keys_smem, keys_arrived),
                 (K + head, values_smem, values_arrived),
@@ -266,14 +265,15 @@ def _attend_splits(
 
         plgpu.copy_gmem_to_smem(q_ref.at[b, head], q_smem.at[pl.ds(0, num_rows)], q_arrived)
         plgpu.copy_gmem_to_smem(bounds_ref.at[b], bounds_smem, bounds_arrived)
-        pl.loop(start, jnp.minimum(stop, start + num_stages))(lambda j: fetch(page_of(j), j))
+        num_first = jnp.minimum(stop - start, num_stages)
+        pl.loop(0, num_first)(lambda stage: fetch(page_of(start + stage), stage))
         plgpu.barrier_wait(q_arrived)
         plgpu.barrier_wait(bounds_arrived)
         fields_U = [bounds_smem[i] for i in range(len(bounds_ZU))]
         bounds_U = jax.tree.unflatten(jax.tree.structure(bounds), fields_U)
 
-        def fold(j, sums):
-            stage = lax.rem(j - start, jnp.int32(num_stages))
+        def fold(j, carry):
+            stage, sums = carry
             ahead = j + num_stages
             page = page_of(jnp.minimum(ahead, stop - 1))  # read long before it is used
             plgpu.barrier_wait(keys_arrived.at[stage])
@@ -282,8 +282,8 @@ def _attend_splits(
             sums, weights_US = hopper.weigh(sums, scores_US, kv_position, bounds_U, score_cap)
             plgpu.barrier_wait(values_arrived.at[stage])
             sums = hopper.add_values(sums, weights_US, values_smem.at[stage], interpret)
-            pl.when(ahead < stop)(lambda: fetch(page, ahead))
-            return sums
+            pl.when(ahead < stop)(lambda: fetch(page, stage))
+            return jnp.where(stage == num_stages - 1, 0, stage + 1), sums
 
         def store(sums, first_column):
             if sinks_ref is not None:
@@ -291,7 +291,7 @@ def _attend_splits(
             tokens = splits.tokens(tiling, shape, b, head)
             tokens.store(out_ref, first_column, hopper.quotient(sums), out_smem)
 
-        sums = lax.fori_loop(start, stop, fold, hopper.no_sums(H))
+        _, sums = lax.fori_loop(start, stop, fold, (jnp.int32(0), hopper.no_sums(H)))
         if part_refs is None:
             store(sums, 0)
             return

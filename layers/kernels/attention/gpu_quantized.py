@@ -244,9 +244,8 @@ def _attend_splits(
 
         def scale_SU(stage, tokens, nth):
             box, place = divmod(nth, BOX_SCALES)  # those of a head are in one
-            stored_S = scales_smem[stage, box, tokens, first_scale - first_in_box + place]
-            bits_S = stored_S.astype(jnp.uint32) << 16
-            scale_S = lax.bitcast_convert_type(bits_S, jnp.float32)
+            column = pl.ds(first_scale - first_in_box + place, 1)
+            scale_S = hopper_pages.column(scales_smem.at[stage, box, tokens, column], interpret)
             return lax.broadcast_in_dim(scale_S, (TILE, U), (0,))
 
         def fold(j, sums):

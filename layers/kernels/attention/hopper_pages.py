@@ -24,7 +24,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu.fragmented_array import Tiling
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, vector
+from jaxlib.mlir.dialects import arith, llvm, memref, vector
 
 FORMATS = ("int8", "fp8")
 GROUP = 64  # elements that share a scale
@@ -172,6 +172,39 @@ def _converted(
         return _fragments(operand, mgpu.WGMMA_LAYOUT)
 
     return convert
+
+
+def column(scales_S1: Any, interpret: object) -> jax.Array:
+    """Scales of a column of a box in shared memory, uint16 [S, 1]: float32 [S]. JAX's own load of
+    what does not lie side by side has no layout from jax 0.11 on.
+    """
+    S = scales_S1.shape[0]
+    if interpret:
+        return lax.bitcast_convert_type(scales_S1[...][:, 0].astype(jnp.uint32) << 16, jnp.float32)
+    layout = mgpu.WGMMA_ROW_LAYOUT
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(),),
+        return_type=plgpu.ShapeDtypeStruct((S,), jnp.float32, plgpu.Layout.WGMMA.reduce(1)),
+    )
+    def load(_, stored):
+        i32, constant = ir.IntegerType.get_signless(32), mgpu.utils.c
+        thread = arith.remui(mgpu.utils.thread_idx(), constant(128, i32))
+        warp, lane = (op(thread, constant(32, i32)) for op in (arith.divui, arith.remui))
+        row = arith.addi(
+            arith.muli(warp, constant(16, i32)), arith.divui(lane, constant(4, i32))
+        )  # and the one 8 below, of every 64
+        registers = np.empty(layout.registers_shape((S,)), object)
+        for nth, index in enumerate(np.ndindex(registers.shape)):
+            below = constant(nth // 2 * 64 + nth % 2 * 8, i32)
+            at = arith.index_cast(ir.IndexType.get(), arith.addi(row, below))
+            bits = arith.extui(i32, memref.load(stored, [at, constant(0, ir.IndexType.get())]))
+            bits = arith.shli(bits, constant(16, i32))
+            number = mgpu.utils.bitcast(bits, ir.F32Type.get())
+            registers[index] = vector.broadcast(ir.VectorType.get((1,), ir.F32Type.get()), number)
+        return _fragments(registers, layout)
+
+    return load(scales_S1)
 
 
 def transposed(tiles_SU: list[jax.Array], of_latents: bool, interpret: object) -> jax.Array:
