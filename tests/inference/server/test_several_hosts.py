@@ -1,4 +1,4 @@
-"""`scripts.serve` on two hosts of two chips each: the texts of one process, and hosts that end."""
+"""`scripts.serve` on two hosts of one or two chips each: the texts of one process, and hosts that end."""
 
 import contextlib
 import os
@@ -30,8 +30,8 @@ START_S = 180  # on a busy machine
 class Slice:
     """The processes of all hosts, by index, and a client of host 0."""
 
-    def __init__(self, folder: Path, count: int, *flags: str):
-        self._folder, self._count, self._flags = folder, count, flags
+    def __init__(self, folder: Path, count: int, mesh: str, *flags: str):
+        self._folder, self._count, self._flags = folder, count, (f"--mesh={mesh}", *flags)
         self._coordinator = f"localhost:{free_port()}"
         self._environment = compiling.environment(folder / "cache")
         self.processes: dict[int, subprocess.Popen] = {}
@@ -45,8 +45,7 @@ class Slice:
         place = f"--hosts={self._count}", f"--host_index={index}"
         with (self._folder / f"{index}.log").open("a") as log:
             self.processes[index] = subprocess.Popen(
-                [*COMMAND, "--mesh=model=4", *place, f"--coordinator={self._coordinator}",
-                 *self._flags],
+                [*COMMAND, *place, f"--coordinator={self._coordinator}", *self._flags],
                 cwd=ROOT, env=self._environment, stderr=log,
             )  # fmt: skip
 
@@ -72,8 +71,8 @@ class Slice:
 
 
 @contextlib.contextmanager
-def served(folder: Path, count: int = 2, *flags: str):
-    one = Slice(folder, count, *flags)
+def served(folder: Path, count: int = 2, mesh: str = "model=4", *flags: str):
+    one = Slice(folder, count, mesh, *flags)
     try:
         one.wait_ready()
         yield one
@@ -85,8 +84,9 @@ def served(folder: Path, count: int = 2, *flags: str):
                 process.wait()
 
 
-def test_two_hosts_give_the_texts_of_one_and_end_together(tmp_path):
-    with np.load(TINY / "expected.npz") as golden, served(tmp_path) as both:
+@pytest.mark.parametrize("mesh", ["model=2", "context=2"])
+def test_two_hosts_give_the_texts_of_one_and_end_together(mesh, tmp_path):
+    with np.load(TINY / "expected.npz") as golden, served(tmp_path, 2, mesh) as both:
         prompt, expected = str(golden["texts"][0]), golden["greedy_0"].tolist()
         ((_, tokens),) = both.ask(prompt=prompt, max_tokens=24)
         assert tokens == expected
@@ -154,18 +154,22 @@ def _answers(url: str):
         ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """What one process with one chip answers."""
+    with served(tmp_path_factory.mktemp("alone"), 1, "model=1") as one:
+        return _answers(one.url)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_openais_client_gets_the_answers_of_one_process(tmp_path):
-    answers = []
-    for count in (1, 2):
-        folder = tmp_path / str(count)
-        folder.mkdir()
-        with served(folder, count) as one:
-            answers.append(_answers(one.url))
-            one.processes[0].send_signal(signal.SIGTERM)
-            assert one.statuses() == [0] * count
-    assert answers[0] == answers[1]
+@pytest.mark.parametrize("mesh", ["model=2", "context=2", "model=4", "context=2,model=2",
+                                  "data=2,context=2"])  # fmt: skip
+def test_openais_client_gets_the_answers_of_one_process(mesh, expected, tmp_path):
+    with served(tmp_path, 2, mesh) as both:
+        assert _answers(both.url) == expected
+        both.processes[0].send_signal(signal.SIGTERM)
+        assert both.statuses() == [0, 0]
 
 
 @pytest.mark.long
@@ -207,7 +211,7 @@ def test_a_killed_follower_is_named_and_all_go_on(tmp_path, nth):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_stopped_follower_is_named_and_one_that_is_asked_to_leaves(tmp_path):
-    with served(tmp_path, 2, "--drain_timeout=1") as both:
+    with served(tmp_path, 2, "model=4", "--drain_timeout=1") as both:
         os.kill(children(both.processes[1].pid)[0], signal.SIGSTOP)
         wait_until(lambda: "host 1 is lost: it was silent for 8 s" in both.log(0), START_S)
         wait_until(lambda: "host 1" in both.why_not_ready(), 10)
@@ -226,7 +230,7 @@ def test_a_stopped_follower_is_named_and_one_that_is_asked_to_leaves(tmp_path):
 @pytest.mark.timeout(900)
 def test_without_restart_all_end_with_the_host(tmp_path):
     body = {"prompt": "Once upon", "max_tokens": 100, "ignore_eos": True, "stream": True}
-    with served(tmp_path, 2, "--norestart") as both, ThreadPoolExecutor(1) as pool:
+    with served(tmp_path, 2, "model=4", "--norestart") as both, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(both.http.post, TEXT, json=body)
         wait_until(lambda: both.http.get("/load").json()["server_load"])
         os.kill(children(both.processes[1].pid)[0], signal.SIGKILL)
