@@ -1,15 +1,11 @@
-"""Rows in groups, each with a matrix of its own: which row is of which group, and blocks of them on
-a CPU.
-"""
+"""Rows in groups, each with a matrix of its own: which row is of which group, blocks of rows."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-# Rows of a block on a CPU: with fewer, XLA's products are slow or sum in another order; with more,
-# experts that few rows are routed to are mostly padding.
-_LEAST_ROWS, _STEADY_ROWS, _MOST_ROWS = 2, 16, 64
+from configs.kinds.experts import blocks
 
 
 def in_blocks(
@@ -34,20 +30,18 @@ def in_blocks(
     group_X = group_of_rows(sizes_E, X)
     is_row_X1 = (group_X < E)[:, None]
     place_X = jnp.where(is_row_X1[:, 0], first_E[group_X] + jnp.arange(X), num_blocks * rows)
-    block_XD = jnp.zeros((num_blocks * rows, D), x_XD.dtype).at[place_X].set(x_XD, mode="drop")
+    empty_XD = zeros((num_blocks * rows, D), x_XD.dtype, sizes_E)
+    block_XD = empty_XD.at[place_X].set(x_XD, mode="drop")
     matrix_B = group_of_rows(num_blocks_E, num_blocks)
     y_XF = products(block_XD.reshape(num_blocks, rows, D), matrix_B).reshape(num_blocks * rows, -1)
     return jnp.where(is_row_X1, y_XF.at[place_X].get(mode="clip"), 0)
 
 
-def blocks(num_rows: int, num_groups: int, deterministic: bool = False) -> tuple[int, int]:
-    """The most blocks that so many rows in so many groups make on a CPU, and the rows of one: as
-    many as a group has on average, a power of two.
+def zeros(shape: tuple[int, ...], dtype: jnp.dtype, counts: jax.Array) -> jax.Array:
+    """Zeros that depend on counts, which are never negative. XLA makes equal constants of all
+    layers at once on a GPU, so that each of them is there all the time.
     """
-    mean = -(-num_rows // num_groups)
-    rows = min(max(_LEAST_ROWS, 1 << (mean - 1).bit_length()), _MOST_ROWS)
-    rows = _STEADY_ROWS if deterministic else rows
-    return num_rows // rows + min(num_groups, num_rows), rows
+    return jnp.full(shape, jnp.minimum(counts[0], 0), dtype)
 
 
 def group_of_rows(sizes_E: jax.Array, num_rows: int) -> jax.Array:

@@ -282,3 +282,18 @@ class Experts(FeedForward, name="experts"):
     @property
     def experts(self) -> tuple[int, int] | None:
         return self.num_experts, self.top_k
+
+
+# Rows of a block: with fewer, XLA's products on a CPU are slow or sum in another order; with more,
+# experts that few rows are routed to are mostly padding.
+_LEAST_ROWS, _STEADY_ROWS, _MOST_ROWS = 2, 16, 64
+
+
+def blocks(num_rows: int, num_groups: int, deterministic: bool = False) -> tuple[int, int]:
+    """The most blocks that so many rows in so many groups make, and the rows of one: as many as a
+    group has on average, a power of two.
+    """
+    mean = -(-num_rows // num_groups)
+    rows = min(max(_LEAST_ROWS, 1 << (mean - 1).bit_length()), _MOST_ROWS)
+    rows = _STEADY_ROWS if deterministic else rows
+    return num_rows // rows + min(num_groups, num_rows), rows

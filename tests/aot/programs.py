@@ -21,7 +21,7 @@ from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer, Latent
 from configs.mesh import Mesh
 from configs.model import ModelConfig
-from configs.recipes import heads
+from configs.recipes import heads, run
 from configs.recipes.run import Run
 from inference.planner.compiled import program
 from inference.planner.compiled.prediction import exchanged, predict
@@ -279,6 +279,7 @@ def check_report(
     mesh: Mesh | None = None,
     num_layers: int = 1,
     cache: str | None = None,
+    weights: str | None = None,
 ) -> None:
     """Of a small model with some layers of a preset, over all devices of a target: weights and
     cache as planned, to the byte, temporaries within 1.25 of the prediction; it fits, and says so.
@@ -286,9 +287,12 @@ def check_report(
     """
     target, model = targets.parse(target_name), presets.get(name).config
     model = dataclasses.replace(model, num_layers=num_layers, vocab_size=32_000, cache_format=cache)
-    engine = EngineConfig.of(max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE)
+    engine = EngineConfig.of(
+        max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE, weights=weights
+    )
     mesh = mesh or Mesh(model=target.num_devices)
-    absent = AbsentEngine(Config(model, engine, mesh).for_platform(target.platform), target)
+    config = run.stored(Config(model, engine, mesh)).for_platform(target.platform)
+    absent = AbsentEngine(config, target)
     assert absent.attention == attention
     shapes = absent.usual_shapes()
     predicted = predict(absent.config, target, shapes)

@@ -7,7 +7,8 @@ from configs.engine import Config
 from configs.hardware import catalog
 from configs.hardware.targets import Target
 from configs.kinds import params
-from configs.kinds.experts import Experts
+from configs.kinds.experts import Experts, blocks
+from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.planner import weights
@@ -20,6 +21,7 @@ _LOGITS = 4  # arrays of them, at most at the same time
 _SUMMED_ROWS = 4  # of a tile on a TPU, which scatters no sums of so few
 _DRAWN_LOGITS = 20  # on a mesh: 15 of them masked for a pass of a search, which parts so narrow
 # keep instead of summing them as they come
+_RESIDUALS = 2  # before a layer and within
 _STREAMS = 4  # on a mesh: the residual stream before a layer and within, what both parts' sums add
 
 # A TPU's compiler fetches matrices into its vector memory ahead of their products, in slices, if
@@ -115,7 +117,8 @@ def temporary_bytes(config: Config, shape: StepShape) -> int:
     they are, filtered, ranked, with noise), whichever is more. On a mesh products are narrow, and
     what is whole on each chip may be more: the residual stream and the sums of chips that it gets;
     and drawing keeps more arrays of the chip's part of the logits. A mixture may need most, for the
-    tokens of all chips along `expert`, once for each expert that they visit.
+    tokens of all chips along `expert`, once for each expert that they visit; of experts in few bits
+    beside the residual stream.
     """
     model = config.chip_model
     matrices = [
@@ -130,7 +133,39 @@ def temporary_bytes(config: Config, shape: StepShape) -> int:
     is_drawn = config.mesh.group_chips > 1 and not shape.greedy
     arrays = _DRAWN_LOGITS if is_drawn else _LOGITS
     logits = shape.num_logits * model.vocab_size * _FLOAT32 * arrays
-    return math.ceil(max(shape.num_tokens * sums, logits))
+    in_blocks = _block_bytes(config, shape.num_tokens)
+    if in_blocks:
+        in_blocks += shape.num_tokens * _RESIDUALS * model.width * _FLOAT32
+    return math.ceil(max(shape.num_tokens * sums, logits, in_blocks))
+
+
+def _block_bytes(config: Config, num_tokens: int) -> float:
+    """Of experts in few bits, which XLA multiplies in blocks of rows (`layers/stacks.py`), the
+    largest stack: padded rows before both products and one's float32 sums, one expert's matrix as
+    bytes and expanded, and the scales of all, which a GPU's compiler lays out anew. Kernels need
+    less where they multiply so few rows.
+    """
+    model = config.chip_model
+    stored = FORMATS[model.dtype].bytes_for(1, 1)
+    largest = 0.0
+    for path, info in params.leaves(model.parameters()["layers"]):
+        ffn = model.layers[int(path[0])].ffn
+        if not isinstance(ffn, Experts) or "experts" not in path:
+            continue
+        if not FORMATS[info.format].is_quantized:
+            continue
+        num_rows = num_tokens * config.mesh.expert * ffn.top_k
+        num_blocks, block_rows = blocks(num_rows, ffn.num_held, config.engine.deterministic)
+        *_, rows, columns = info.shape
+        between = (ffn.met_width(model) + ffn.width) * stored
+        padded = num_blocks * block_rows * (rows * _FLOAT32 + between)
+        largest = max(largest, padded + rows * columns * (1 + stored) + _scale_bytes(info))
+    return largest
+
+
+def _scale_bytes(info: ParamInfo) -> float:
+    format = FORMATS[info.format]
+    return format.bytes_for(info.elements, info.shape[-1]) - info.elements * format.bits / 8
 
 
 def _expert_bytes(model: ModelConfig) -> float:

@@ -19,6 +19,7 @@ from configs.precision import FORMATS
 from layers.backends import backends
 from layers.kernels.linear import low_bit
 from layers.kernels.linear.low_bit import Quantized
+from layers.stacks import zeros
 
 # Of what a CPU expands at once, in float32; whole rows, at least so many.
 _BLOCK_BYTES, _BLOCK_ROWS = 1 << 20, 16
@@ -46,20 +47,25 @@ def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
     backend = backends.current()
     if kernel := backend.skinny_product(x_BWD.shape[1], w):
         return kernel(x_BWD, w, matrix_B)
-    E, F, _ = w.shape
+    (B, W, _), (E, F, _) = x_BWD.shape, w.shape
 
     def block_product(block: tuple[jax.Array, jax.Array]) -> jax.Array:
         x_WD, e = block
         matrix = dataclasses.replace(jax.tree.map(lambda array: array[e], w), shape=w.shape[1:])
         return _by_xla(x_WD, matrix)
 
-    def or_none(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def add_block(
+        y_BWF: jax.Array, block: tuple[jax.Array, tuple[jax.Array, jax.Array]]
+    ) -> tuple[jax.Array, None]:
         def nothing(_: tuple[jax.Array, jax.Array]) -> jax.Array:
-            return jnp.zeros((x_BWD.shape[1], F), jnp.float32)
+            return jnp.zeros((W, F), jnp.float32)
 
-        return backend.where_needed(lambda: block[1] < E, block_product, nothing, block)
+        nth, operands = block
+        y_WF = backend.where_needed(lambda: operands[1] < E, block_product, nothing, operands)
+        return lax.dynamic_update_index_in_dim(y_BWF, y_WF, nth, 0), None
 
-    return lax.map(or_none, (x_BWD, matrix_B))
+    empty_BWF = zeros((B, W, F), jnp.float32, matrix_B)
+    return lax.scan(add_block, empty_BWF, (jnp.arange(B), (x_BWD, matrix_B)))[0]
 
 
 def _by_xla(x_TD: jax.Array, w: Quantized) -> jax.Array:

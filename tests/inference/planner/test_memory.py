@@ -15,6 +15,7 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
+from configs.recipes import run
 from inference.engine import Engine
 from inference.planner import cost
 from inference.planner.compiled import prediction
@@ -179,3 +180,22 @@ def test_a_mixture_copies_the_tokens_of_all_chips_for_their_experts():
         assert found == 40 * mesh.expert * each
     dense = dataclasses.replace(model, num_layers=1, pattern=layers[:1])
     assert prediction.temporary_bytes(Config(dense, engine), shape) < 40 * 3 * 736
+
+
+@pytest.mark.parametrize("deterministic, rows", [(False, 32), (True, 16)])
+def test_experts_in_few_bits_multiply_blocks_of_rows(deterministic, rows):
+    """40 tokens visit 3 of 8 experts each: 120 rows, in blocks of 16, as many as an expert has on
+    average, or as the engine always has, and a part of one for each expert. D = 64, F = 32.
+    """
+    layers = (LayerSpec(Attention(4, 2, 16), Experts(8, 3, 32)),)
+    model = dataclasses.replace(THIN, width=64, num_layers=1, pattern=layers)
+    engine = EngineConfig.of(
+        max_seqs=8, max_context=512, cache_bytes=1 << 20, weights="mxfp4",
+        deterministic=deterministic,
+    )  # fmt: skip
+    shape, config = StepShape((8, 1), (1, 32), greedy=True), run.stored(Config(model, engine))
+    num_blocks = 120 // 16 + 8
+    padded = num_blocks * 16 * (64 * 4 + (64 + 32) * 2)
+    one_matrix, all_scales = 64 * 64 * (1 + 2), 8 * 64 * 64 // 32
+    residual = 40 * 2 * 64 * 4
+    assert prediction.temporary_bytes(config, shape) == padded + one_matrix + all_scales + residual
