@@ -1,4 +1,4 @@
-"""`scripts.serve` on two hosts of one or two chips each: the texts of one process, and hosts that end."""
+"""`scripts.serve` on two hosts: the texts of one process, and hosts that end."""
 
 import contextlib
 import os
