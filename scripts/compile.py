@@ -22,6 +22,7 @@ from configs.mesh import Mesh
 from configs.prefill import TOGETHER
 from configs.recipes import run
 from configs.settings.cache import CacheConfig
+from inference.files import object_store, staging
 from scripts import common
 from scripts.flags import deployment_flags, placement_flags, shared_flags
 from scripts.reports import compile_text
@@ -33,7 +34,7 @@ _ALL = flags.DEFINE_bool("all", False, "Every step of the engine, not the larges
 _SERIALIZE = flags.DEFINE_string(
     "serialize",
     None,
-    "Directory to write every step's executable to, for engines with --executables.",
+    "Directory or URL to write every step's executable to, for engines with --executables.",
 )
 _MESH, _BATCH = deployment_flags.MESH, placement_flags.BATCH
 _CONTEXT = placement_flags.CONTEXT
@@ -57,8 +58,7 @@ def main(_: Sequence[str]) -> None:
 
     topologies.prepare(target)
     topologies.devices(target)
-    if _SERIALIZE.value:
-        _check_directory(Path(_SERIALIZE.value))
+    folder = _directory(_SERIALIZE.value) if _SERIALIZE.value else None
 
     from inference.planner.compiled import prediction
     from inference.planner.compiled.report import AbsentEngine, RefusedStep
@@ -88,24 +88,32 @@ def main(_: Sequence[str]) -> None:
             steps_done.append(step)
             if not common.JSON.value:
                 compile_text.show_step(step, exchange)
-        if _SERIALIZE.value:
+        if folder is not None:
             refused = {step.shape for step in steps_done if isinstance(step, RefusedStep)}
             written_shapes = [shape for shape in shapes if shape not in refused]
-            written = engine.write(written_shapes, Path(_SERIALIZE.value))
+            written = engine.write(written_shapes, folder)
+    size = sum(path.stat().st_size for path in written)
+    names = [staging.published(path) for path in written]
     if common.JSON.value:
         result: dict[str, object] = {"target": target.name, "mesh": dataclasses.asdict(config.mesh)}
         result |= {"attention": engine.attention}
         result |= compile_text.as_json(steps_done, predicted, exchanges)
-        result |= {"executables": [str(path) for path in written]} if written else {}
+        result |= {"executables": names} if names else {}
         common.print_json(result, engine.config)
     else:
         compile_text.show_verdict(steps_done, predicted)
-        if written:
-            compile_text.show_written(written, engine.config, target)
+        if names:
+            compile_text.show_written(names, size, engine.config, target)
 
 
-def _check_directory(path: Path) -> None:
-    """Makes the directory of --serialize, before minutes of compiling."""
+def _directory(name: str) -> Path:
+    """The directory of --serialize, made before minutes of compiling; for a URL one whose files the
+    store gets.
+    """
+    is_url = object_store.is_url(name)
+    if is_url:
+        object_store.listed(name)  # says now what would fail then
+    path = staging.made(name) if is_url else Path(name)
     try:
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
     except OSError as error:
@@ -116,6 +124,7 @@ def _check_directory(path: Path) -> None:
         raise InputError(
             f"--serialize={path}: others may write there, so that nothing would load it; chmod go-w"
         )
+    return path
 
 
 def _mesh(run_mesh: Mesh, target: Target) -> Mesh:

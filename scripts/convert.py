@@ -6,7 +6,6 @@ from scripts import interrupts  # noqa: F401
 import contextlib
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from absl import flags
 
@@ -44,8 +43,7 @@ def main(_: Sequence[str]) -> None:
         raise InputError("--output=DIR is needed: the directory to write, or the .gguf file")
     if not 1e-4 <= _MAX_SHARD_GB.value <= 1e6:  # NaN is neither
         raise InputError(f"--max_shard_gb is from 0.0001 to 1000000, not {_MAX_SHARD_GB.value}")
-    target, is_file = Path(_OUTPUT.value), _TO.value == "gguf"
-    new_directory.check(target)
+    target, is_file = new_directory.target(_OUTPUT.value), _TO.value == "gguf"
     if is_file != (target.suffix == ".gguf"):
         raise InputError(f"--output={target}: names that end in .gguf are those of --to=gguf")
     if not is_file and _DTYPE.value not in (None, "float32", "bfloat16"):
@@ -84,11 +82,12 @@ def main(_: Sequence[str]) -> None:
     seconds = time.monotonic() - start
     files = [target, *target.rglob("*")]
     size = sum(path.stat().st_size for path in files if path.is_file())
+    name = new_directory.published(target)
     if common.JSON.value:
-        result = {"output": str(target), "format": _TO.value, "bytes": size, "seconds": seconds}
+        result = {"output": name, "format": _TO.value, "bytes": size, "seconds": seconds}
         common.print_json(result, config)
     else:
-        print(f"{target}: {size / 1e6:.1f} MB in {seconds:.1f} s, verified")
+        print(f"{name}: {size / 1e6:.1f} MB in {seconds:.1f} s, verified")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import hashlib
 import shutil
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,8 +67,7 @@ _MAX_BYTES = 64 << 20  # of a text
 def main(_: Sequence[str]) -> None:
     if not _OUTPUT.value:
         raise InputError("--output=DIR names the directory to write")
-    output = Path(_OUTPUT.value)
-    new_directory.check(output)
+    output = new_directory.target(_OUTPUT.value)
     common.check_unread("quantize", UNREAD)
     from inference.checkpoints import load, provenance, resolve
     from inference.quantize import export, plan, rotation, walk
@@ -125,8 +123,9 @@ def main(_: Sequence[str]) -> None:
     parts.remove()
     if steps is not None:
         shutil.rmtree(steps)
+    published = new_directory.published(output)
     result: dict[str, Any] = {
-        "output": str(output),
+        "output": published,
         "method": quantization.method,
         "format": name,
         "bytes_before": params.num_bytes(model.parameters()),
@@ -140,7 +139,7 @@ def main(_: Sequence[str]) -> None:
     for kind, error in errors.items():
         print(f"{kind}: results are off by {error:.2%}")
     print(
-        f"{output}: {result['bytes_before'] / 1e6:.1f} -> {result['bytes'] / 1e6:.1f} MB of "
+        f"{published}: {result['bytes_before'] / 1e6:.1f} -> {result['bytes'] / 1e6:.1f} MB of "
         f"weights by {quantization.method} to {name} in {result['seconds']:.1f} s"
     )
 

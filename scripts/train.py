@@ -18,7 +18,7 @@ from configs.heads import Heads
 from configs.recipes import small
 from configs.recipes.training import Recipe
 from inference.checkpoints import new_directory
-from inference.files import cache_directory, user_files
+from inference.files import cache_directory, staging, user_files
 from scripts import common
 from scripts.flags import output_flag, text_flag
 from scripts.modes import train_heads, training_steps
@@ -51,12 +51,11 @@ _PICTURE = "loss.png"
 def main(_: Sequence[str]) -> None:
     common.check_unread("train", UNREAD)
     resolved = _resolved()
-    output = Path(_OUTPUT.value or cache_directory.trained(_name(resolved)))
-    is_there = not _OUTPUT.value and output.is_dir()
-    if not is_there:
-        if not _OUTPUT.value:
-            output.parent.mkdir(parents=True, exist_ok=True)
-        new_directory.check(output)
+    name = _OUTPUT.value or cache_directory.trained(_name(resolved))
+    is_there = not _OUTPUT.value and Path(name).is_dir()
+    if not (is_there or _OUTPUT.value):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+    output = Path(name) if is_there else new_directory.target(str(name))
     checkpoint = None if resolved is None else common.open_checkpoint(resolved)
     if checkpoint is not None and _TASK.value in train_heads.TASKS:
         subject = train_heads.subject(_TASK.value, checkpoint, _TEXT.value)
@@ -80,7 +79,7 @@ def main(_: Sequence[str]) -> None:
     with common.bars() as progress:
         vocabulary = subject.vocabulary
         export.write(values, recipe.model, vocabulary.eos_ids, vocabulary.files, output, progress)
-    _report(recipe, output, folder.path, losses, seconds)
+    _report(recipe, new_directory.published(output), folder.path, losses, seconds)
 
 
 def _data(subject: "Subject") -> "tuple[Data, int]":
@@ -116,7 +115,7 @@ def _language_model(resolved: "Resolved | None", checkpoint: "Checkpoint | None"
     )  # fmt: skip
 
 
-def _report(recipe: Recipe, output: Path, folder: Path, losses: np.ndarray, step_s: float) -> None:
+def _report(recipe: Recipe, output: str, folder: Path, losses: np.ndarray, step_s: float) -> None:
     """Prints what came of it, and draws the losses where matplotlib is installed."""
     training = recipe.training
     per_step = training.batch * training.window
@@ -128,10 +127,10 @@ def _report(recipe: Recipe, output: Path, folder: Path, losses: np.ndarray, step
 
         title = f"{recipe.model.name}, {len(losses)} steps of {per_step} tokens"
         user_files.write({picture: loss_plot.curve(losses, per_step, title)})
-        common.say(f"wrote {picture}")
+        common.say(f"wrote {staging.name(picture)}")
     result = {
-        "output": str(output),
-        "checkpoints": str(folder),
+        "output": output,
+        "checkpoints": staging.name(folder),
         "steps": len(losses),
         "tokens": len(losses) * per_step,
         "first_loss": float(losses[0]),

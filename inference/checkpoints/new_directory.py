@@ -9,11 +9,28 @@ from pathlib import Path
 
 from configs.errors import InputError, reason
 from inference.checkpoints import manifest
+from inference.files import object_store, staging
 
 UNFINISHED = ".incomplete"  # how the name of a directory ends while it is written
 
 # In place of the manifest, from the first moment on: what is in this directory may be cleared away.
 _MARK = "what an interrupted conversion left\n"
+
+
+def target(name: str) -> Path:
+    """The new directory or file that --output names, checked; for a URL the one that a store gets
+    by `published`. Raises InputError as `check`, and if the store has it already or cannot be used.
+    """
+    output = staging.new(name) if object_store.is_url(name) else Path(name)
+    check(output)
+    return output
+
+
+def published(output: Path) -> str:
+    """Gives a store what is complete, if it is for one; the name that it has then. Raises
+    InputError if that fails.
+    """
+    return staging.published(output, manifest.NAME)
 
 
 def check(output: Path) -> None:

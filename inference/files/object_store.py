@@ -7,10 +7,11 @@ the environment, a service account's file, the machine's metadata.
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.errors import InputError
@@ -134,6 +135,22 @@ def write(url: str, content: bytes) -> None:
     bucket, key = split(url)
     with _one_line(url):
         _obstore(url).put(_store(bucket), key, content, use_multipart=False)
+
+
+def upload(url: str, path: Path) -> None:
+    """Writes a file's bytes as an object, which appears whole or not at all; a large one goes in
+    parts. Raises InputError as `listed`.
+    """
+    bucket, key = split(url)
+    with _one_line(url):
+        _obstore(url).put(_store(bucket), key, path)
+
+
+def remove(items: Iterable[StoredObject]) -> None:
+    """Removes objects, one after the other. Raises InputError as `listed`."""
+    for item in items:
+        with _one_line(item.url):
+            _obstore(item.url).delete(_store(item.bucket), item.key)
 
 
 @functools.cache

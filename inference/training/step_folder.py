@@ -18,7 +18,7 @@ from absl import logging
 
 from configs.errors import InputError, reason, shown
 from inference.checkpoints import mapped
-from inference.files import atomic, user_files
+from inference.files import atomic, staging
 
 RECORD = "run.json"
 
@@ -41,6 +41,7 @@ class StepFolder:
 
     def __init__(self, path: Path, record: dict[str, object]):
         self.path, self._record = path, json.loads(json.dumps(record))
+        self._fetch()
         if path.exists() and not path.is_dir():
             raise InputError(f"{path}: in the way of a directory of checkpoints")
         if self._steps():
@@ -88,8 +89,7 @@ class StepFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not self._steps():
-                text = json.dumps(self._record, indent=1) + "\n"
-                user_files.write({self.path / RECORD: text.encode()})
+                _write_json(self.path / RECORD, self._record)
             self._clear()
             atomic.check_room(self.path, sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
             with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
@@ -102,20 +102,28 @@ class StepFolder:
             ) from None
         place = self._place(step)
         try:
-            digests = json.dumps(_digests(place), indent=1) + "\n"
-            user_files.write({place / _DIGESTS: digests.encode()})
-        except (InputError, OSError) as error:
+            _write_json(place / _DIGESTS, _digests(place))
+        except OSError as error:
             raise InputError(
                 f"{place} is whole, and the last good one, but what its files are cannot be "
                 f"written: {reason(error)[:300]}"
             ) from None
         for old in self._steps()[:-_NUM_KEPT]:
             shutil.rmtree(self._place(old), ignore_errors=True)
+        staging.keep_alike(self.path, _DIGESTS)
 
     def newest(self) -> Path | None:
         """The last checkpoint that is whole."""
         steps = self._steps()
         return self._place(steps[-1]) if steps else None
+
+    def _fetch(self) -> None:
+        """Gets the steps that a store has whole, where the folder is for one."""
+        before = self._steps()
+        staging.fetch_directory(self.path)
+        for step in {*self._steps()} - {*before}:
+            if not has_digests(self._place(step)):
+                shutil.rmtree(self._place(step))
 
     def _place(self, step: int) -> Path:
         return self.path.absolute() / f"{step:08d}"
@@ -179,6 +187,11 @@ def _read(place: Path, like: State) -> State:
     except Exception as error:  # whatever its libraries raise
         raise InputError(f"cannot read {place}: {reason(error)[:300]}") from None
     return state
+
+
+def _write_json(path: Path, value: object) -> None:
+    with atomic.open_file(path, is_kept=True) as file:
+        file.write(f"{json.dumps(value, indent=1)}\n".encode())
 
 
 def _digests(place: Path) -> dict[str, str]:

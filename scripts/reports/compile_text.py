@@ -3,7 +3,6 @@
 import dataclasses
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from configs import overrides
@@ -126,17 +125,16 @@ def show_verdict(steps: Sequence[Step], predicted: Prediction) -> None:
     print(f"\n{_verdict(fits(steps, predicted))}: {largest}compiled in {seconds:.1f} s")
 
 
-def show_written(paths: Sequence[Path], config: Config, target: Target) -> None:
-    """Where executables are, and with which settings an engine takes them."""
-    size = sum(path.stat().st_size for path in paths)
+def show_written(names: Sequence[str], size: int, config: Config, target: Target) -> None:
+    """Where executables of so many bytes are, and with which settings an engine takes them."""
     defaults = Config(config.model).for_platform(target.platform, target.pads_bytes).engine
     changed = overrides.changed(config.engine, defaults)
     mesh = [f"--mesh={config.mesh}"] if config.mesh.num_chips > 1 else []
     places = section.paths(EngineConfig)
     settings = [shlex.quote(f"--set={places[name]}={value}") for name, value in changed.items()]
     print(
-        f"wrote {len(paths)} executables, {size:,} bytes: --executables={paths[0].parent} "
-        + " ".join([*mesh, *settings])
+        f"wrote {len(names)} executables, {size:,} bytes: "
+        f"--executables={names[0].rpartition('/')[0]} " + " ".join([*mesh, *settings])
     )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,54 +16,15 @@ pytest.importorskip("obstore", reason="make test-cloud has it")
 
 from configs.errors import InputError
 from inference.checkpoints import resolve
-from inference.files import contents, mirror, object_store, range_cache, user_files
+from inference.files import contents, mirror, user_files
 from layers import decoder, params
-from tests.cloud import servers
+from tests.cloud import conftest, servers
 from tests.inference.checkpoints import test_convert, test_gguf
+from tests.scripts.test_hosts import free_port
 
 ROOT = Path(__file__).parents[2]
 TINY = test_convert.GOLDEN / "llama-tokenizer"
 SHARDED = test_convert.GOLDEN / "llama-mha-sharded"
-
-
-@pytest.fixture(scope="module", params=[servers.S3, servers.GCS])
-def store(request, tmp_path_factory):
-    store = request.param(tmp_path_factory.mktemp("store"))
-    yield store
-    store.close()
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    store = servers.S3(tmp_path_factory.mktemp("s3"))
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def reaches(tmp_path, monkeypatch):
-    """Makes this process, with an empty cache, reach a store through a relay."""
-    relays = []
-
-    def reach(store, every=None):
-        relay = servers.Relay(store.port, every)
-        relays.append(relay)
-        for name, value in servers.environment(store, relay, tmp_path / "cache").items():
-            monkeypatch.setenv(name, value)
-        _start_anew(monkeypatch)
-        return relay
-
-    yield reach
-    for relay in relays:
-        relay.close()
-    object_store._store.cache_clear()
-
-
-def _start_anew(monkeypatch):
-    """As a process that starts: it has no connection yet, and no count of what is kept."""
-    object_store._store.cache_clear()
-    range_cache.bound.cache_clear()
-    monkeypatch.setattr(range_cache, "_room", range_cache._Room())
 
 
 def _values(model):
@@ -187,10 +147,8 @@ def test_two_hosts_give_the_text_of_one(s3, tmp_path):
     url = servers.upload(s3, TINY, "hosts")
     relay = servers.Relay(s3.port, every=10)
     request = ["--prompt=the cat sat", "--max_new_tokens=8", "--json", "--mesh=model=2"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     command = [sys.executable, "-m", "scripts.generate", f"--model={url}", *request, "--hosts=2",
-               f"--coordinator=localhost:{port}"]  # fmt: skip
+               f"--coordinator=localhost:{free_port()}"]  # fmt: skip
     hosts = [
         subprocess.Popen(
             [*command, f"--host_index={index}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -321,7 +279,7 @@ def test_the_bound_holds(s3, reaches, monkeypatch, tmp_path):
     reaches(s3)
     url = servers.upload(s3, TINY, "bounded")
     monkeypatch.setenv("RIDGELINE_STORE_GB", "0.00004")
-    _start_anew(monkeypatch)
+    conftest.start_anew(monkeypatch)
     _check_same(url, TINY)
     pieces = tmp_path / "cache" / "stores"
     assert sum(file.stat().st_size for file in pieces.rglob("*") if file.is_file()) <= 40_000

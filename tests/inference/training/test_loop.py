@@ -1,6 +1,7 @@
 """The training loop: resumed, divided over chips and in parts it computes the same."""
 
 import dataclasses
+import errno
 import resource
 import shutil
 from pathlib import Path
@@ -14,7 +15,7 @@ from configs.errors import InputError
 from configs.mesh import Mesh
 from configs.recipes.training import Recipe, TrainingConfig
 from inference.checkpoints.native import orbax_step
-from inference.files import user_files
+from inference.files import atomic
 from inference.training import loop, losses, start
 from inference.training.step_folder import StepFolder
 from inference.training.windows import Windows
@@ -187,14 +188,14 @@ def test_where_digests_alone_are_damaged_a_step_may_go_unchecked(straight, tmp_p
 
 
 def test_a_step_whose_digests_cannot_be_written_is_whole(straight, monkeypatch, tmp_path):
-    folder, write = StepFolder(tmp_path / "run", {}), user_files.write
+    folder, open_file = StepFolder(tmp_path / "run", {}), atomic.open_file
 
-    def failing(contents):
-        if folder.path / "00000004" / "sha256.json" in contents:
-            raise InputError("cannot write sha256.json: No space left on device")
-        write(contents)
+    def failing(path, is_kept=False):
+        if path == folder.path / "00000004" / "sha256.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return open_file(path, is_kept)
 
-    monkeypatch.setattr(user_files, "write", failing)
+    monkeypatch.setattr(atomic, "open_file", failing)
     message = "00000004 is whole, and the last good one, but .* cannot be written: .*No space left"
     with pytest.raises(InputError, match=message) as caught:
         run(folder)
