@@ -78,9 +78,11 @@ def rendered(name: str, on: str, app: str) -> str | None:
     """What a launcher renders; None where it refuses."""
     run = importlib.import_module(f"configs.runs.{name}").RUN
     hosts = machines.hosts_of(targets.parse(run.target), run.hosts)
-    words = f"scripts.{app}", f"--config=configs/runs/{name}.py", "--model=gs://bucket/folder"
+    words = [f"scripts.{app}", f"--config=configs/runs/{name}.py", "--model=gs://bucket/folder"]
+    if app == "generate":
+        words += ["--input=gs://bucket/prompts.jsonl", "--output=gs://bucket/answers.jsonl"]
     image = f"registry.example/ridgeline-{hosts.target.platform}:{launch.TAG}"
-    what = Launch(name, app, hosts, words, image, 1e11, False, {"NCCL_DEBUG": "WARN"})
+    what = Launch(name, app, hosts, tuple(words), image, 1e11, False, {"NCCL_DEBUG": "WARN"})
     try:
         return launch._LAUNCHERS[on][0](what).text(["a plan"])
     except InputError:
@@ -125,7 +127,7 @@ def main() -> int:
     found: dict[str, list[object]] = {name: [] for name in CHECKS}
     for run in launch._placed_runs():
         for on in launch._LAUNCHERS:
-            for app in ("serve", "bench"):
+            for app in ("serve", "generate", "bench"):
                 for name, part in parts(on, text) if (text := rendered(run, on, app)) else ():
                     found[name].append(part)
     status = 0

@@ -1,4 +1,4 @@
-"""`docs/deploy`: each resource as its kind declares it, and as this program is."""
+"""`docs/deploy`, and a launch: each resource as its kind declares it, and as this program is."""
 
 import copy
 import importlib.util
@@ -12,7 +12,7 @@ import yaml
 
 from inference.server.web.access import OPEN_PATHS
 from inference.server.web.operations import OPERATIONS
-from tests.deploy import resources
+from tests.deploy import published, resources
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "deploy"
@@ -29,9 +29,16 @@ RESOURCES = [(name, each) for name in FILES for each in load(name)]
 IDS = [f"{name}-{each['kind']}" for name, each in RESOURCES]
 
 
+LAUNCHED = [
+    each
+    for app in ("serve", "generate", "bench")
+    for each in yaml.safe_load_all(published.rendered("h100x16_deepseek_v32", "kubernetes", app))
+]
+
+
 def of(kind: str) -> dict:
-    (found,) = [each for _, each in RESOURCES if each["kind"] == kind]
-    return found
+    """That of the folder, or the first that is launched."""
+    return next(each for each in [*(r for _, r in RESOURCES), *LAUNCHED] if each["kind"] == kind)
 
 
 def pods(value, at: str = "") -> list[dict]:
@@ -55,7 +62,7 @@ def containers() -> list[tuple[str, dict, dict]]:
 
 
 def test_there_is_a_resource_of_each_kind():
-    of_launches = {"Job"}
+    of_launches = {"Job", "JobSet", "LeaderWorkerSet"}
     assert {each["kind"] for _, each in RESOURCES} == resources.KINDS.keys() - of_launches
 
 
@@ -119,6 +126,7 @@ def test_the_serve_configuration_is_what_the_application_takes():
 def commands() -> list[list[str]]:
     """Modules and flags, what Kubernetes replaces replaced."""
     found = [container["args"] for _, _, container in containers() if "args" in container]
+    found += [container["args"] for pod in pods(LAUNCHED) for container in pod["containers"]]
     serve = yaml.safe_load(of("RayService")["spec"]["serveConfigV2"])
     found.append(["scripts.serve", *serve["applications"][0]["args"]["flags"]])
     found.append(re.findall(r'"(.*?)"', re.search(r"^CMD \[(.*)\]$", CONTAINERFILE, re.M)[1]))
@@ -197,28 +205,6 @@ def test_names_and_labels_agree():
     keys = {v["secret"]["secretName"] for v in pods(deployment)[0]["volumes"] if "secret" in v}
     (endpoint,) = of("PodMonitor")["spec"]["podMetricsEndpoints"]
     assert keys == {endpoint["authorization"]["credentials"]["name"]}
-    mesh = of("JobSet")
-    (container,) = pods(mesh)[0]["containers"]
-    name, job = mesh["metadata"]["name"], mesh["spec"]["replicatedJobs"][0]["name"]
-    address = f"{name}-{job}-0-0.{mesh['spec']['network']['subdomain']}"
-    assert flag(container, "coordinator").partition(":")[0] == address
-
-
-@pytest.mark.parametrize("kind", ["JobSet", "LeaderWorkerSet"])
-def test_a_mesh_has_its_hosts_and_ports(kind):
-    resource = of(kind)
-    (container,) = pods(resource)[0]["containers"]
-    port = int(flag(container, "coordinator").rpartition(":")[2])
-    assert {each["containerPort"] for each in container["ports"]} == {port, port + 1}
-    if kind == "JobSet":
-        job = resource["spec"]["replicatedJobs"][0]["template"]["spec"]
-        hosts = int(flag(container, "hosts"))
-        assert job["parallelism"] == job["completions"] == hosts
-        assert job["completionMode"] == "Indexed"
-    else:
-        hosts = resource["spec"]["leaderWorkerTemplate"]["size"]
-        assert flag(container, "hosts") == "$(LWS_GROUP_SIZE)"
-    assert flag(container, "mesh") == f"model={hosts}"
 
 
 @pytest.mark.parametrize(
