@@ -30,22 +30,24 @@ START_S = 180  # on a busy machine
 class Slice:
     """The processes of all hosts, by index, and a client of host 0."""
 
-    def __init__(self, folder: Path, count: int, mesh: str, *flags: str):
+    def __init__(self, folder: Path, count: int, mesh: str, *flags: str, last: str | None = None):
+        """`last`: a flag of the last host alone."""
         self._folder, self._count, self._flags = folder, count, (f"--mesh={mesh}", *flags)
         self._coordinator = f"localhost:{free_port()}"
         self._environment = compiling.environment(folder / "cache")
         self.processes: dict[int, subprocess.Popen] = {}
         for index in range(count):
-            self.start(index)
+            self.start(index, *([last] if last and index == count - 1 else []))
         wait_until(lambda: " answers, " in self.log(0), START_S)
         self.url = re.search(r"http://\S+", self.log(0))[0]
         self.http = httpx2.Client(base_url=self.url, timeout=START_S)
 
-    def start(self, index: int) -> None:
+    def start(self, index: int, *flags: str) -> None:
         place = f"--hosts={self._count}", f"--host_index={index}"
         with (self._folder / f"{index}.log").open("a") as log:
             self.processes[index] = subprocess.Popen(
-                [*COMMAND, *place, f"--coordinator={self._coordinator}", *self._flags],
+                [*COMMAND, *place, f"--coordinator={self._coordinator}", *self._flags,
+                 *flags],
                 cwd=ROOT, env=self._environment, stderr=log,
             )  # fmt: skip
 
@@ -71,10 +73,9 @@ class Slice:
 
 
 @contextlib.contextmanager
-def served(folder: Path, count: int = 2, mesh: str = "model=4", *flags: str):
-    one = Slice(folder, count, mesh, *flags)
+def started(folder: Path, count: int = 2, mesh: str = "model=4", *flags: str, **more):
+    one = Slice(folder, count, mesh, *flags, **more)
     try:
-        one.wait_ready()
         yield one
     finally:
         one.http.close()
@@ -82,6 +83,13 @@ def served(folder: Path, count: int = 2, mesh: str = "model=4", *flags: str):
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+@contextlib.contextmanager
+def served(*args):
+    with started(*args) as one:
+        one.wait_ready()
+        yield one
 
 
 @pytest.mark.parametrize("mesh", ["model=2", "context=2"])
@@ -239,3 +247,23 @@ def test_without_restart_all_end_with_the_host(tmp_path):
         )
         assert both.statuses() == [1, 1]
     assert both.log(0).rstrip().endswith("error: host 1 is lost: its connection ended")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flag, expected", [
+    ("--max_num_seqs=8", "host 1 has another engine.max_seqs than host 0: 8, not 4; start all with "
+     "the same flags, files and versions"),
+    ("--mesh=context=2", "host 1 has another mesh than host 0: context=2, not model=2; start all"),
+    ("--hosts=4", "host 1 expects 4 hosts, not 2: give all the same --hosts"),
+    ("--host_index=2", "of 2 hosts the first is 0 and the last 1, not 2"),
+])  # fmt: skip
+def test_a_host_that_differs_ends_all_with_the_same_line(flag, expected, tmp_path):
+    with started(tmp_path, 2, "model=2", last=flag) as both:
+        statuses = [both.processes[1].wait(START_S)]
+        if "host_index" in flag:  # that one is none of them, and host 0 waits for host 1
+            assert f"error: {expected}" in both.log(1) and statuses == [1]
+            return
+        statuses.append(both.processes[0].wait(START_S))
+    assert statuses == [1, 1]
+    lines = [re.search(r"^error: (.*)$", both.log(index), re.M)[1] for index in range(2)]
+    assert lines[0] == lines[1] and lines[0].startswith(expected)
