@@ -236,18 +236,19 @@ def test_an_object_that_changes_while_it_is_read_is_named(s3, reaches):
     ("Models/x", "names no object; valid: s3://BUCKET/PATH or gs://BUCKET/PATH"),
     ("models/../x", "names no object; valid: s3://BUCKET/PATH or gs://BUCKET/PATH"),
 ])  # fmt: skip
-def test_what_is_not_there_is_one_line(name, expected, s3, reaches):
-    reaches(s3)
+def test_what_is_not_there_is_one_line(name, expected, store, reaches):
+    reaches(store)
     with pytest.raises(InputError) as caught:
-        resolve.resolve(f"s3://{name}")
+        resolve.resolve(f"{store.scheme}://{name}")
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_what_is_not_allowed_names_the_credentials(s3, reaches):
-    relay = reaches(s3)
+def test_what_is_not_allowed_names_the_credentials(store, reaches):
+    relay = reaches(store)
     relay.refuses = True
-    with pytest.raises(InputError, match="not allowed; valid credentials: AWS_ACCESS_KEY_ID"):
-        resolve.resolve(f"s3://{servers.BUCKET}/x")
+    names = {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_APPLICATION_CREDENTIALS"}[store.scheme]
+    with pytest.raises(InputError, match=f"not allowed; valid credentials: {names}"):
+        resolve.resolve(f"{store.scheme}://{servers.BUCKET}/x")
 
 
 def test_files_are_read_and_written(s3, reaches, tmp_path):
