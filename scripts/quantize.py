@@ -6,7 +6,6 @@ from scripts import interrupts  # noqa: F401
 import collections
 import dataclasses
 import hashlib
-import shutil
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from configs.engine import Config
 from configs.errors import InputError
 from configs.recipes import few_bits
 from inference.checkpoints import new_directory
-from inference.files import user_files
+from inference.files import staging, user_files
 from scripts import common
 from scripts.flags import output_flag
 from scripts.modes import quantize_training, train_heads
@@ -122,7 +121,7 @@ def main(_: Sequence[str]) -> None:
         export.write(checkpoint, rounded, parts, output, progress)
     parts.remove()
     if steps is not None:
-        shutil.rmtree(steps)
+        staging.discard(steps)
     published = new_directory.published(output)
     result: dict[str, Any] = {
         "output": published,

@@ -139,6 +139,15 @@ def keep_alike(path: Path, last: str) -> None:
     object_store.remove(sorted(gone, key=lambda item: not item.key.endswith(f"/{last}")))
 
 
+def discard(path: Path) -> None:
+    """Removes a directory here, and what a store has of one of ours for a URL. Raises InputError
+    if the store cannot be reached.
+    """
+    shutil.rmtree(path)
+    if (url := _url(path)) is not None:
+        object_store.remove(object_store.listed(url))
+
+
 def _upload(path: Path, url: str, last: str, but: Collection[str] = ()) -> Collection[str]:
     """Writes a file, or the files of a directory, to a URL; those that it has not. URLs of all."""
     files = {url: path}

@@ -145,6 +145,8 @@ def test_training_goes_on_from_the_steps_in_a_store(store, reaches, monkeypatch,
     on_another_machine()  # after one that was killed while it wrote
     object_store.remove([object_store.find(f"{url}/00000050/{step_folder._DIGESTS}")])
     assert _restored(place, record) == 40
+    staging.discard(place)
+    assert not place.exists() and not object_store.listed(url)
 
 
 def test_a_damaged_step_is_named(s3, reaches, tmp_path):

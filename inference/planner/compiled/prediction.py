@@ -19,8 +19,9 @@ from inference.scheduling.step_shapes import StepShape
 _FLOAT32 = 4  # bytes
 _LOGITS = 4  # arrays of them, at most at the same time
 _SUMMED_ROWS = 4  # of a tile on a TPU, which scatters no sums of so few
-_DRAWN_LOGITS = 20  # on a mesh: 15 of them masked for a pass of a search, which parts so narrow
-# keep instead of summing them as they come
+_PASSES = 15  # of a search for what is drawn from: each keeps a mask of all logits, of a byte; on
+# a mesh masked logits, which parts so narrow keep instead of summing them as they come
+_DRAWN_LOGITS = 5 + _PASSES  # on a mesh
 _RESIDUALS = 2  # before a layer and within
 _STREAMS = 4  # on a mesh: the residual stream before a layer and within, what both parts' sums add
 
@@ -114,11 +115,11 @@ def memory_bytes(target: Target) -> int:
 def temporary_bytes(config: Config, shape: StepShape) -> int:
     """Bytes of activations that a step of a shape needs at once: the widest product of all its
     tokens, as its float32 sums and as what is stored of them, or four float32 arrays of logits (as
-    they are, filtered, ranked, with noise), whichever is more. On a mesh products are narrow, and
-    what is whole on each chip may be more: the residual stream and the sums of chips that it gets;
-    and drawing keeps more arrays of the chip's part of the logits. A mixture may need most, for the
-    tokens of all chips along `expert`, once for each expert that they visit; of experts in few bits
-    beside the residual stream.
+    they are, filtered, ranked, with noise) and the masks of drawing, whichever is more. On a mesh
+    products are narrow, and what is whole on each chip may be more: the residual stream and the
+    sums of chips that it gets; and drawing keeps more arrays of the chip's part of the logits. A
+    mixture may need most, for the tokens of all chips along `expert`, once for each expert that
+    they visit; of experts in few bits beside the residual stream.
     """
     model = config.chip_model
     matrices = [
@@ -130,9 +131,11 @@ def temporary_bytes(config: Config, shape: StepShape) -> int:
         inner = max(shape[-1] for shape in matrices if shape[-2] == model.width)
         sums = max(sums, _STREAMS * model.width * _FLOAT32 + inner * stored)
     sums = max(sums, config.mesh.expert * _expert_bytes(model))
-    is_drawn = config.mesh.group_chips > 1 and not shape.greedy
-    arrays = _DRAWN_LOGITS if is_drawn else _LOGITS
-    logits = shape.num_logits * model.vocab_size * _FLOAT32 * arrays
+    logit_bytes = _FLOAT32 * _LOGITS
+    if not shape.greedy:
+        is_divided = config.mesh.group_chips > 1
+        logit_bytes = _FLOAT32 * _DRAWN_LOGITS if is_divided else logit_bytes + _PASSES
+    logits = shape.num_logits * model.vocab_size * logit_bytes
     in_blocks = _block_bytes(config, shape.num_tokens)
     if in_blocks:
         in_blocks += shape.num_tokens * _RESIDUALS * model.width * _FLOAT32

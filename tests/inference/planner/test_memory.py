@@ -182,8 +182,18 @@ def test_a_mixture_copies_the_tokens_of_all_chips_for_their_experts():
     assert prediction.temporary_bytes(Config(dense, engine), shape) < 40 * 3 * 736
 
 
-@pytest.mark.parametrize("deterministic, rows", [(False, 32), (True, 16)])
-def test_experts_in_few_bits_multiply_blocks_of_rows(deterministic, rows):
+def test_what_draws_has_a_mask_for_each_pass_of_the_search():
+    """8 rows of 30,000 logits: four float32 arrays, and 15 masks of a byte."""
+    model = dataclasses.replace(THIN, num_layers=1, vocab_size=30_000)
+    config = Config(model, EngineConfig.of(max_seqs=8, max_context=512, cache_bytes=1 << 20))
+    logits = 8 * 30_000
+    for greedy, each in ((True, 4 * 4), (False, 4 * 4 + 15)):
+        shape = StepShape((8, 1), (0, 32), greedy=greedy)
+        assert prediction.temporary_bytes(config, shape) == logits * each
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_experts_in_few_bits_multiply_blocks_of_rows(deterministic):
     """40 tokens visit 3 of 8 experts each: 120 rows, in blocks of 16, as many as an expert has on
     average, or as the engine always has, and a part of one for each expert. D = 64, F = 32.
     """
