@@ -291,8 +291,9 @@ class Engine(PromptReader):
         then `wake` with the new); whatever fails, the old ones serve on.
 
         Args:
-            source: a tree of parameters on whatever devices, which is copied; what `--model`
-                takes; or the directory of a step that Orbax wrote of such a tree.
+            source: a tree of parameters on whatever devices, which is copied, from one mesh to
+                another without the host; what `--model` takes; or the directory of a step that
+                Orbax wrote of such a tree.
             keeps_pages: what is cached stays, though old weights computed it, and later prompts
                 find it; else all of it is computed again.
 
@@ -310,6 +311,17 @@ class Engine(PromptReader):
         self.classifier = classifier
         self._versions.advance(keeps_pages, self._requests.sequences)
         return self._versions.current
+
+    def export_params(self) -> Params:
+        """Returns new arrays of the target's parameters as it declares them, for a trainer or Orbax
+        on the same mesh, and `update_params`: no copy goes through the host.
+
+        Raises:
+            InputError: products read packed weights, there are several hosts, or the engine sleeps.
+        """
+        self._check_awake()
+        hosts.current().check_alone("export_params")
+        return self.model_runner.export_params()
 
     def sleep(self, keeps_weights: bool = True, keeps_pages: bool = False) -> None:
         """Frees the device's memory, all but what is compiled. Requests stay: their tokens are on

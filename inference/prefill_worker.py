@@ -21,7 +21,6 @@ from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import FinishReason, History, Prefix, Sequence, Status
 from inference.scheduling.step_schedule import StepSchedule
 from inference.scheduling.step_shapes import StepShape
-from layers import decoder
 from layers.kernels.linear import api as linear
 from layers.params import Params
 from sharding import mesh as meshes
@@ -62,7 +61,7 @@ class PrefillWorker:
         shapes = self.scheduler.shapes
         self.scheduler.shapes = tuple(shape for shape in shapes if not shape.decode[0])
         params = self.params_of(receiver.params)
-        self.model_runner = ModelRunner(config, params, expected, self._mesh)
+        self.model_runner = ModelRunner(config, lambda: params, expected, self._mesh)
         self._overlaps = config.engine.scheduling.overlap
         self._steps = StepsInFlight(self.scheduler, self.model_runner)
         self._led: dict[Sequence, Sequence] = {}  # leader -> the sequence that waits for it
@@ -77,8 +76,7 @@ class PrefillWorker:
 
     def params_of(self, params: Params) -> Params:
         """The receiver's weights on these chips, sent from device to device."""
-        specs = linear.specs(decoder.param_infos(self._receiver.config.model))
-        return meshes.moved(params, self._mesh, specs)
+        return meshes.moved(params, self._mesh, linear.specs(self._receiver.config))
 
     def warm_up(self, progress: Callable[[], None], seals: bool) -> None:
         """As `Engine.warm_up`, and what sends pages."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self, cast
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from configs.cache import SNAPSHOTS, CacheSpec, PageFormat, PageGroup
 from configs.model import ModelConfig
@@ -23,6 +24,7 @@ from layers.backends import backends
 from layers.kernels.attention.contract import AttendPages, Options
 from layers.page_rows import stored_dtype, token_major
 from layers.ragged import Rectangle
+from sharding.mesh import GROUPS
 
 # Pages and offsets of tokens, as `Ragged.page_T` gives them.
 Places = tuple[jax.Array, jax.Array]
@@ -317,6 +319,32 @@ def abstract(
         return Recurrent(arrays(max_seqs + 1, 1 + num_drafts), arrays(num_snapshots))
 
     return tuple(leaf(layer) for layer in range(config.num_layers))
+
+
+def specs(model: ModelConfig, chip_model: ModelConfig) -> Cache:
+    """Partition specs of a cache over a mesh (`sharding/mesh.py`), of the whole model and of a
+    chip's. Pages, slots and snapshots are divided among groups of chips; tokens of a page along
+    `context`, in the order of its chips; and along `model` the one other axis that is smaller on a
+    chip, where it has its heads, keys before values. Chips have copies of a single head, and
+    entries of their own that are copies or zeros where several heads are not divided evenly.
+    """
+
+    def shapes(model: ModelConfig) -> Cache:
+        pages = (1,) * len(model.page_groups)
+        return abstract(model, pages, model.stride, 0, 0)
+
+    def spec(path: tuple[object, ...], whole: jax.Array, chip: jax.Array) -> PartitionSpec:
+        sizes = zip(whole.shape, chip.shape, strict=True)
+        axes: list[str | tuple[str, ...] | None] = [
+            None if size == chip_size else "model" for size, chip_size in sizes
+        ]
+        axes[0] = GROUPS
+        if path[-1] == jax.tree_util.GetAttrKey("pages"):
+            axes[1] = "context"
+        return PartitionSpec(*axes)
+
+    of_leaves: Cache = jax.tree_util.tree_map_with_path(spec, shapes(model), shapes(chip_model))
+    return of_leaves
 
 
 def _index(

@@ -1,10 +1,10 @@
 """The devices of a mesh, and arrays that lie on them.
 
 The step runs on each chip with that chip's own arrays (`jax.shard_map`). To JAX these are parts of
-one array, one behind the other along the first axis, whatever axis of the parameter or of the cache
-they divide.
+one array, along the axes that a `PartitionSpec` names: those which the chips divide.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -21,8 +21,8 @@ from sharding import hosts
 T = TypeVar("T")
 
 AXES = ("data", "expert", "context", "model")  # neighbours along `model` exchange most
-EVERY_CHIP = PartitionSpec(AXES)
-EACH_GROUP = PartitionSpec(AXES[:2])  # equal along `context` and `model`
+GROUPS = AXES[:2]
+EACH_GROUP = PartitionSpec(GROUPS)  # equal along `context` and `model`
 ALIKE = PartitionSpec()
 
 _MOST_VIRTUAL_CHIPS = 256  # threads of a CPU
@@ -76,8 +76,8 @@ def _joined(devices: Sequence[jax.Device], mesh: Mesh) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(chips, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def put(mesh: jax.sharding.Mesh, spec: PartitionSpec, make_part: Callable[[int, int], T]) -> T:
-    """A pytree of arrays over a mesh, whose spec divides the first axis only; this process makes
+def put(mesh: jax.sharding.Mesh, specs: object, make_part: Callable[[int, int], T]) -> T:
+    """A pytree of arrays over a mesh, with a tree of specs or a prefix of one; this process makes
     the parts of its own chips by `make_part(group, chip)`, chips of a group in the order of
     `rules.RULES`: those along `context` lie next to each other.
     """
@@ -90,14 +90,17 @@ def put(mesh: jax.sharding.Mesh, spec: PartitionSpec, make_part: Callable[[int, 
         chip = model * mesh.shape["context"] + context
         with jax.default_device(device):  # another would hold two for a while
             parts.append(jax.device_put(make_part(group, chip), device))
-    sharding, times = NamedSharding(mesh, spec), num_parts(mesh, spec)
 
-    def joined(*arrays: jax.Array) -> jax.Array:
-        length, *shape = arrays[0].shape
-        whole = length * times, *shape
-        return jax.make_array_from_single_device_arrays(whole, sharding, list(arrays))
+    def joined(spec: PartitionSpec, *arrays: jax.Array) -> jax.Array:
+        shape = whole_shape(mesh, spec, arrays[0].shape)
+        sharding = NamedSharding(mesh, spec)
+        return jax.make_array_from_single_device_arrays(shape, sharding, list(arrays))
 
-    return jax.tree.map(joined, *parts)
+    def whole(spec: PartitionSpec, *trees: T) -> T:
+        return jax.tree.map(functools.partial(joined, spec), *trees)
+
+    joined_tree: T = jax.tree.map(whole, specs, *parts)
+    return joined_tree
 
 
 def to_global(mesh: jax.sharding.Mesh | None, spec: PartitionSpec, tree: T) -> T:
@@ -134,18 +137,17 @@ def moved(tree: T, mesh: jax.sharding.Mesh | None, specs: object) -> T:
 
 
 def moved_to_group(tree: T, mesh: jax.sharding.Mesh, group: int, base: T) -> T:
-    """A pytree over as many chips as divide the model, on those of one group of a mesh, each from
-    device to device; the other groups' parts are those of `base`, which lies on `EVERY_CHIP`.
+    """A pytree over a mesh of as many chips as divide the model, on those of one group of another,
+    each from device to device; the other groups' parts are those of `base`, which has the specs of
+    the tree.
     """
-    chips = list(mesh.devices.reshape(num_parts(mesh, EACH_GROUP), -1)[group])
+    chips = mesh.devices.reshape(num_parts(mesh, EACH_GROUP), -1)[group]
 
     def joined(array: jax.Array, base_array: jax.Array) -> jax.Array:
-        first = {shard.device: shard.index[0].start or 0 for shard in array.addressable_shards}
-        source_shards = sorted(array.addressable_shards, key=lambda shard: first[shard.device])
         parts = {shard.device: shard.data for shard in base_array.addressable_shards}
-        parts |= {
+        parts |= {  # shards are in the order of their mesh
             chip: jax.device_put(shard.data, chip)
-            for chip, shard in zip(chips, source_shards, strict=True)
+            for chip, shard in zip(chips, array.addressable_shards, strict=True)
         }
         return jax.make_array_from_single_device_arrays(
             base_array.shape, base_array.sharding, list(parts.values())
@@ -154,23 +156,32 @@ def moved_to_group(tree: T, mesh: jax.sharding.Mesh, group: int, base: T) -> T:
     return jax.tree.map(joined, tree, base)
 
 
-def spread(
-    mesh: jax.sharding.Mesh | None, parts: Sequence[object], specs: Sequence[PartitionSpec]
-) -> tuple[object, ...]:
-    """Shapes of arrays over a mesh, of the shapes of a chip's parts."""
+def spread(mesh: jax.sharding.Mesh | None, tree: T, specs: object) -> T:
+    """Shapes of arrays over a mesh, of the shapes of a chip's parts; of specs a tree or a prefix of
+    one.
+    """
     if mesh is None:
-        return tuple(parts)
+        return tree
 
-    def whole(spec: PartitionSpec) -> Callable[[jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
-        times, sharding = num_parts(mesh, spec), NamedSharding(mesh, spec)
-        return lambda leaf: jax.ShapeDtypeStruct(
-            (leaf.shape[0] * times, *leaf.shape[1:]), leaf.dtype, sharding=sharding
-        )
+    def whole(spec: PartitionSpec, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        shape, sharding = whole_shape(mesh, spec, leaf.shape), NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
 
-    return tuple(jax.tree.map(whole(spec), part) for part, spec in zip(parts, specs, strict=True))
+    of_chips: T = jax.tree.map(
+        lambda spec, part: jax.tree.map(functools.partial(whole, spec), part), specs, tree
+    )
+    return of_chips
 
 
-def num_parts(mesh: jax.sharding.Mesh, spec: PartitionSpec) -> int:
-    """Parts that a spec divides the first axis into."""
-    names = (spec[0] if isinstance(spec[0], tuple) else (spec[0],)) if len(spec) else ()
+def whole_shape(
+    mesh: jax.sharding.Mesh, spec: PartitionSpec, shape: Sequence[int]
+) -> tuple[int, ...]:
+    """The shape of an array over a mesh whose parts have a shape."""
+    return tuple(size * num_parts(mesh, spec, axis) for axis, size in enumerate(shape))
+
+
+def num_parts(mesh: jax.sharding.Mesh, spec: PartitionSpec, axis: int = 0) -> int:
+    """Parts that a spec divides an axis into."""
+    names = spec[axis] if axis < len(spec) else None
+    names = names if isinstance(names, tuple) else (names,) if names else ()
     return math.prod(mesh.shape[name] for name in names)

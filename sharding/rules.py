@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
@@ -56,9 +56,16 @@ def mesh_axes(path: str, info: ParamInfo) -> tuple[str, ...]:
 
 
 def spec(path: str, info: ParamInfo) -> PartitionSpec:
-    """How the chips' parts of a parameter lie in one array (`sharding/mesh.py`)."""
-    axes = mesh_axes(path, info)
-    return PartitionSpec(axes if len(axes) > 1 else axes[0]) if axes else PartitionSpec()
+    """How the chips' parts of a parameter lie in one array (`sharding/mesh.py`): of its own shape,
+    except that zeros fill up parts that are not equal, and each chip has its copy where key/value
+    heads are fewer than chips. Rows of what is stacked lie in the order of the chips (`pieces`).
+    """
+    mesh_axes(path, info)  # refuses contradictions
+    return _spec([RULES[name or "embed"] for name in info.logical_axes])
+
+
+def _spec(axes: Sequence[tuple[str, ...]]) -> PartitionSpec:
+    return PartitionSpec(*((names[0] if len(names) == 1 else names or None) for names in axes))
 
 
 def layout(path: str, info: ParamInfo, mesh: Mesh) -> NamedSharding:
@@ -70,8 +77,8 @@ def layout(path: str, info: ParamInfo, mesh: Mesh) -> NamedSharding:
     for name, size in zip(info.logical_axes, info.shape, strict=True):
         axes = tuple(axis for axis in RULES[name or "embed"] if mesh.shape[axis] > 1)
         is_even = size % math.prod(mesh.shape[axis] for axis in axes) == 0
-        cuts.append((axes[0] if len(axes) == 1 else axes) if axes and is_even else None)
-    return NamedSharding(mesh, PartitionSpec(*cuts))
+        cuts.append(axes if is_even else ())
+    return NamedSharding(mesh, _spec(cuts))
 
 
 def part(
@@ -100,16 +107,12 @@ def part(
     if len(info.shape) > 2 and isinstance(values, np.ndarray | jax.Array):
         values = np.asarray(values).reshape(*in_rows(values.shape))
     if "expert" in axes:
-        num_experts, *shape = info.shape
+        num_experts, matrix_info = info.shape[0], _of_expert(info)
         count, expert_rows = num_experts // mesh.expert, info.rows // num_experts
-        matrix_info = dataclasses.replace(
-            info, shape=tuple(shape), logical_axes=info.logical_axes[1:],
-            stacked=info.stacked[: len(info.stacked) // num_experts],
-        )  # fmt: skip
         first = group % mesh.expert * count
         matrices = [_RowSlice(values, (first + n) * expert_rows, expert_rows) for n in range(count)]
         parts = [_of_matrix(config, path, matrix_info, matrix, share) for matrix in matrices]
-        return np.stack(parts).reshape(count, *parts[0].shape[-len(shape) :])
+        return np.stack(parts).reshape(count, *parts[0].shape[-len(matrix_info.shape) :])
     if len(info.shape) > 2:
         matrix_info = dataclasses.replace(
             info, shape=info.in_rows, logical_axes=(info.logical_axes[0], None), stacked=()
@@ -117,6 +120,59 @@ def part(
         rows = _of_matrix(config, path, matrix_info, values, share)
         return rows.reshape(-1, *info.shape[1:-1], rows.shape[-1])
     return _of_matrix(config, path, info, values, share)
+
+
+class Piece(NamedTuple):
+    """Entries of an axis, and zeros that follow them."""
+
+    start: int
+    stop: int
+    zeros: int
+
+
+def pieces(
+    config: ModelConfig, path: str, info: ParamInfo, mesh: divided.Mesh
+) -> tuple[int, tuple[Piece, ...]]:
+    """An axis of a parameter, and the pieces of it that the chips hold, in the order of their
+    array: the chips' parts in turn, each with its share of whatever is stacked. No pieces: the axis
+    lies as it is declared.
+    """
+    is_stack = info.logical_axes[0] == "experts"
+    matrix = _of_expert(info) if is_stack else info
+    divided_axes = [(d, name) for d, name in enumerate(matrix.logical_axes) if name and RULES[name]]
+    if not divided_axes:
+        return 0, ()
+    dim, name = divided_axes[0]
+    has_contexts = "context" in mesh_axes(path, info)
+    chips = mesh.group_chips if has_contexts else mesh.model
+    parts: list[Piece] = []
+    for chip in range(chips):
+        share = _Share(chips, chip, has_contexts and mesh.context > 1)
+        if dim == len(matrix.shape) - 1 and dim:
+            parts.append(_range(config, path, name, matrix.shape[dim], share))
+        else:
+            parts += _row_pieces(config, path, matrix, name, share)
+    stop, is_alike = 0, True
+    for part in parts:
+        is_alike &= part.start == stop and not part.zeros
+        stop = part.stop
+    return dim + is_stack, () if is_alike else tuple(parts)
+
+
+def is_padded(config: ModelConfig, path: str, info: ParamInfo, mesh: divided.Mesh) -> bool:
+    """Whether the array over a mesh is larger than the parameter: it has zeros, or copies."""
+    axis, parts = pieces(config, path, info, mesh)
+    size = sum(part.stop - part.start + part.zeros for part in parts)
+    return size > info.shape[axis]
+
+
+def _of_expert(info: ParamInfo) -> ParamInfo:
+    """The declaration of each matrix of a mixture's stack."""
+    num_experts, *shape = info.shape
+    return dataclasses.replace(
+        info, shape=tuple(shape), logical_axes=info.logical_axes[1:],
+        stacked=info.stacked[: len(info.stacked) // num_experts],
+    )  # fmt: skip
 
 
 class _Share(NamedTuple):
@@ -156,17 +212,16 @@ def _of_matrix(
     config: ModelConfig, path: str, info: ParamInfo, values: Values, share: _Share
 ) -> np.ndarray:
     """`part` of a matrix or a vector, not along `expert`."""
-    chips, chip = share.chips, share.chip
     if not mesh_axes(path, info):
         return np.asarray(values)
     if info.format == "int32":
-        return _own_features(config, path, info, np.asarray(values), chips, chip)
+        return _own_features(config, path, info, np.asarray(values), share)
     names = enumerate(info.logical_axes)
     dim, axis = next((d, name) for d, name in names if name and RULES[name])
     if dim == len(info.shape) - 1 and dim:
         head = _head_bytes(info)  # which all columns need
         size = values.shape[-1] - head
-        start, stop, missing = _range(config, path, axis, size, chips, chip)
+        start, stop, missing = _range(config, path, axis, size, share)
         _check_whole(path, info, start, stop, size, share)
         if start == stop:  # of a share without heads, zeros as many as those of a neighbour's
             return np.zeros((values.shape[0], head + missing), np.asarray(values[:1, :1]).dtype)
@@ -174,22 +229,34 @@ def _of_matrix(
         if head:
             columns = np.concatenate([np.asarray(values[:, :head]), columns], axis=1)
         return np.pad(columns, [(0, 0), (0, missing)]) if missing else columns
-    rows, first = info.stacked or (info.shape[0],), 0
     parts: list[np.ndarray] = []
-    for index, count in enumerate(rows):
-        is_kv = info.kv_heads and (index or not info.stacked)
-        own_axis = "kv_heads" if is_kv else axis
-        start, stop, missing = _range(config, path, own_axis, count, chips, chip)
-        ends = stop - start if missing else 0  # before zeros
-        _check_shared(path, info, (start, sum(map(len, parts)), ends), share)
+    for start, stop, missing in _row_pieces(config, path, info, axis, share):
         if start == stop:
             like = np.asarray(values[:1])
             parts.append(np.zeros((missing, *like.shape[1:]), like.dtype))
         else:
-            share_rows = np.asarray(values[first + start : first + stop])
+            share_rows = np.asarray(values[start:stop])
             parts += [share_rows, np.zeros((missing, *share_rows.shape[1:]), share_rows.dtype)]
-        first += count
     return np.concatenate(parts)
+
+
+def _row_pieces(
+    config: ModelConfig, path: str, info: ParamInfo, axis: str, share: _Share
+) -> list[Piece]:
+    """A share of the rows of each of what is stacked, counted from the first row of all; raises
+    InputError if it begins or ends between rows that share scales.
+    """
+    parts: list[Piece] = []
+    first = count_before = 0
+    for index, count in enumerate(info.stacked or (info.shape[0],)):
+        is_kv = info.kv_heads and (index or not info.stacked)
+        start, stop, missing = _range(config, path, "kv_heads" if is_kv else axis, count, share)
+        ends = stop - start if missing else 0  # before zeros
+        _check_shared(path, info, (start, count_before, ends), share)
+        parts.append(Piece(first + start, first + stop, missing))
+        count_before += stop - start + missing
+        first += count
+    return parts
 
 
 def _head_bytes(info: ParamInfo) -> int:
@@ -230,29 +297,25 @@ def _check_shared(path: str, info: ParamInfo, firsts: tuple[int, ...], share: _S
 
 
 def _own_features(
-    config: ModelConfig, path: str, info: ParamInfo, values: np.ndarray, chips: int, chip: int
+    config: ModelConfig, path: str, info: ParamInfo, values: np.ndarray, share: _Share
 ) -> np.ndarray:
     """Of features by number, those that a chip has, as it counts them; -1 for the others."""
     matrix, axis = path.rpartition("/")[0], info.logical_axes[0]
     assert axis is not None
     whole = _widths(config)[f"{matrix}/int8"]
-    start, stop, _ = _range(config, matrix, axis, whole, chips, chip)
+    start, stop, _ = _range(config, matrix, axis, whole, share)
     return np.where((values >= start) & (values < stop), values - start, -1).astype(np.int32)
 
 
-def _range(
-    config: ModelConfig, path: str, axis: str, size: int, chips: int, chip: int
-) -> tuple[int, int, int]:
-    """(start, stop, zeros that follow) of a chip's part of an axis of so many rows, or columns, or
-    bytes of their blocks.
-    """
-    shares = _shares(config, path, axis, chips)
-    chip_share, whole = shares[chip], max(share.stop for share in shares)
+def _range(config: ModelConfig, path: str, axis: str, size: int, share: _Share) -> Piece:
+    """A chip's part of an axis of so many rows, or columns, or bytes of their blocks."""
+    shares = _shares(config, path, axis, share.chips)
+    chip_share, whole = shares[share.chip], max(share.stop for share in shares)
     start, stop, largest = (
         count * size // whole
         for count in (chip_share.start, chip_share.stop, max(map(len, shares)))
     )
-    return start, stop, largest - (stop - start)
+    return Piece(start, stop, largest - (stop - start))
 
 
 @functools.lru_cache(maxsize=16)

@@ -22,6 +22,7 @@ from inference.runtime.serialization.files import ExecutableFiles
 from inference.runtime.serialization.loaded import LoadedExecutable
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape
+from layers import kv_cache
 from layers.backends import backends
 from layers.backends.backend import Backend
 from layers.kernels import autotune
@@ -31,7 +32,7 @@ from layers.kernels.linear import packed
 from layers.kv_cache import Cache
 from layers.params import Params
 from sharding import mesh as meshes
-from sharding.mesh import ALIKE, AXES, EACH_GROUP, EVERY_CHIP
+from sharding.mesh import ALIKE, EACH_GROUP, GROUPS
 
 _WORKERS = 2
 
@@ -61,7 +62,11 @@ class Executables:
         # Weights are arguments of what is compiled here, and nothing of it writes them.
         self._backend = dataclasses.replace(backend, prefetches_weights=True)
         self._device = target_device()
-        state = meshes.spread(mesh, abstract((cache, slots)), (EVERY_CHIP, EACH_GROUP))
+        self._cache_specs: object = None
+        if mesh is not None:
+            self._cache_specs = kv_cache.specs(config.model, config.chip_model)
+        state_specs = self._cache_specs, EACH_GROUP
+        state = meshes.spread(mesh, abstract((cache, slots)), state_specs)
         self._arguments = abstract(params), *state
         self._files = files
         self._compilations: dict[StepShape | None, Future[Executable]] = {}  # None: what admits
@@ -160,22 +165,22 @@ class Executables:
         else:
             batch = batches.build_batch(shape, ShardSchedule(), self._config)
         arguments = self._arguments[1:] if shape is None else self._arguments
-        return *arguments, *meshes.spread(self._mesh, (abstract(batch),), (EACH_GROUP,))
+        return *arguments, meshes.spread(self._mesh, abstract(batch), EACH_GROUP)
 
     def _lower_step(self, shape: StepShape) -> Lowered:
         function: Callable[..., Outputs] = functools.partial(
             step.step, config=self._config, shape=shape, attention=self._attention
         )
-        weights = None if self._mesh is None else linear.specs(self._config.model.parameters())
-        in_specs, output = (weights, EVERY_CHIP, EACH_GROUP, EACH_GROUP), EACH_GROUP
+        weights = None if self._mesh is None else linear.specs(self._config)
+        in_specs, output = (weights, self._cache_specs, EACH_GROUP, EACH_GROUP), EACH_GROUP
         if self._mesh and self._mesh.is_multi_process and self._config.mesh.num_groups > 1:
             function, output = _with_all_outputs(function), ALIKE
-        out_specs = EVERY_CHIP, EACH_GROUP, output
+        out_specs = self._cache_specs, EACH_GROUP, output
         return self._lower(function, self._arguments_of(shape), in_specs, out_specs)
 
     def _lower_admit(self) -> Lowered:
         function = functools.partial(step.admit, config=self._config)
-        in_specs = EVERY_CHIP, EACH_GROUP, EACH_GROUP
+        in_specs = self._cache_specs, EACH_GROUP, EACH_GROUP
         return self._lower(function, self._arguments_of(None), in_specs, in_specs[:2])
 
     def _lower(
@@ -205,10 +210,10 @@ def _with_all_outputs(function: Callable[..., Outputs]) -> Callable[..., Outputs
     @functools.wraps(function)  # arguments keep their names
     def run(*arguments: Params | Cache | step.SlotState | batches.Batch) -> Outputs:
         cache, slots, output = function(*arguments)
-        shard_words_X, shards = output.words_X, jax.lax.axis_size(AXES[:2])
+        shard_words_X, shards = output.words_X, jax.lax.axis_size(GROUPS)
         words_SX = jnp.zeros((shards, len(shard_words_X)), shard_words_X.dtype)
-        words_SX = words_SX.at[jax.lax.axis_index(AXES[:2])].set(shard_words_X)
-        words_X = jax.lax.psum(words_SX, AXES[:2]).ravel()
+        words_SX = words_SX.at[jax.lax.axis_index(GROUPS)].set(shard_words_X)
+        words_X = jax.lax.psum(words_SX, GROUPS).ravel()
         return cache, slots, dataclasses.replace(output, words_X=words_X)
 
     return run

@@ -14,13 +14,14 @@ from layers.kernels.attention import api
 from layers.kernels.device import Device
 from layers.kernels.linear import api as linear
 from layers.kernels.linear.low_bit import Quantized
+from sharding import rules
 
 _MOST_ROWS = 128  # of any kernel of few rows
 
 
 def log(config: Config, attention: api.Choice, device: Device) -> None:
     """One line names the implementations, and matrices without a kernel; it is a warning where a
-    faster kernel of attention cannot run.
+    faster kernel of attention cannot run. Another names what a mesh does not divide evenly.
     """
     is_slow = attention.name == "reference" and config.engine.kernels.attention is None
     why = "".join(f"; {name} {reason}" for name, reason in attention.passed_over.items())
@@ -32,6 +33,14 @@ def log(config: Config, attention: api.Choice, device: Device) -> None:
         level, "on %s: attention by %s, products %s%s", device.kind, attention.name,
         _products(config, backend), why,
     )  # fmt: skip
+    infos = parameters.flatten(config.model.parameters())
+    padded = [path for path, info in infos.items()
+              if rules.is_padded(config.model, path, info, config.mesh)]  # fmt: skip
+    if padded:
+        logging.info(
+            "mesh %s: %d of %d parameters have zeros or copies, as nothing divides them evenly: "
+            "%s first", config.mesh, len(padded), len(infos), padded[0],
+        )  # fmt: skip
 
 
 def _products(config: Config, backend: Backend) -> str:

@@ -114,7 +114,8 @@ class ModelRunner:
         """Params and cache live on JAX's default device, or on the chips of `config.mesh`.
 
         Args:
-            params: values, or a function that reads them, as the declaration says.
+            params: values as the declaration says, or a function that reads them, which may lay
+                them out for this engine's products (`new_weights.reader`).
             expected: the steps that come first, compiled while parameters are read.
             mesh: the chips; None: JAX's first.
             executables: from `scripts.compile --serialize`; these are not compiled.
@@ -143,7 +144,7 @@ class ModelRunner:
         self._swapper = PageSwapper(self.config, cache, self._mesh)
         self.reset()
         self._snapshots = StateSnapshots(self.config, cache, self._mesh)
-        self.params = self.pack(params()) if callable(params) else values
+        self.params = self.pack(params(), were_read=True) if callable(params) else values
 
     def _executable_files(self, folder: Path | None) -> ExecutableFiles | None:
         """Those of a folder, or a CPU's cached ones: JAX's cache would need a traced step."""
@@ -154,16 +155,22 @@ class ModelRunner:
             return None
         return ExecutableFiles(folder, self.config, self._attention, chips, self._mesh, is_cache)
 
-    def pack(self, params: Params) -> Params:
-        """Packs parameters for this engine's products; under 'draft' those of a drafting model."""
+    def pack(self, params: Params, were_read: bool = False) -> Params:
+        """Packs parameters for this engine's products, unless they `were_read` for these; under
+        'draft' those of a drafting model.
+        """
         infos = decoder.param_infos(self.config.model)
         target = {name: part for name, part in params.items() if name != "draft"}
-        target = linear.pack_params(self.config, target, infos, self._mesh)
+        target = linear.pack_params(self.config, target, infos, self._mesh, were_read)
         if self.config.draft is None:
             return target
         infos = decoder.param_infos(self.config.draft)
         drafting = self.config.for_draft()
         return target | {"draft": linear.pack_params(drafting, params["draft"], infos)}
+
+    def export_params(self) -> Params:
+        """As `linear.export_params`, of the target model."""
+        return linear.export_params(self.config, self.params, self._mesh)
 
     def reset(self) -> None:
         """Empties cache and slots: at the start, and after a failed step has lost them."""
@@ -175,8 +182,9 @@ class ModelRunner:
                 self.cache = kv_cache.init(*arguments)
                 self.slots: step.SlotState | None = step.init_slots(self.config)
                 return
+            specs = kv_cache.specs(self.config.model, self.config.chip_model)
             self.cache = meshes.put(
-                self._mesh, meshes.EVERY_CHIP, lambda group, chip: kv_cache.init(*arguments)
+                self._mesh, specs, lambda group, chip: kv_cache.init(*arguments)
             )
             self.slots = meshes.put(
                 self._mesh, meshes.EACH_GROUP, lambda group, chip: step.init_slots(self.config)

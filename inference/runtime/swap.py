@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 from jax.stages import Compiled
 
 from configs.cache import PageGroup
@@ -22,7 +22,7 @@ from inference.scheduling.step_schedule import Snapshot
 from layers import kv_cache
 from layers.kv_cache import Cache, CacheLeaf
 from sharding import mesh as meshes
-from sharding.mesh import EACH_GROUP, EVERY_CHIP
+from sharding.mesh import EACH_GROUP
 
 Transfers = tuple[tuple[Transfer, ...], ...]  # of each data shard
 
@@ -40,7 +40,7 @@ class _PendingRead(NamedTuple):
     """Pages that the device reads, and where they belong in the host's memory."""
 
     group: int
-    arrays: list[Any]  # [shards x chips x pages, layers, ...] each
+    arrays: list[Any]  # [shards x pages, layers, ...] each
     host_pages: list[np.ndarray]  # of each data shard, int32 [pages]
 
 
@@ -55,19 +55,22 @@ class PageSwapper:
         `cache` has leaves of a chip, or their shapes.
         """
         self._config, self._mesh, self._cache = config, mesh, cache
-        self._chips = config.mesh.num_chips
-        # A group: of each kind of leaf its arrays, [shards, chips, pages, layers, ...] each.
+        self._specs: Cache | None = None
+        if mesh is not None:
+            self._specs = kv_cache.specs(config.model, config.chip_model)
+        whole = meshes.spread(mesh, abstract(cache), self._specs)
+        # A group: of each kind of leaf its layers, and its arrays, [shards, pages, layers, ...].
+        self._layers = [_alike(cache, group, self._specs) for group in config.cached_groups]
         self._stored: list[PageCopies] = []
-        shards = config.mesh.num_groups
         for index, num_pages in enumerate(config.num_host_pages):
             group, parts_a_page = config.cached_groups[index], num_device_pages(config, index)
             stored = []
-            for layers in _alike(cache, group):
-                first = shards, self._chips // shards, num_pages * parts_a_page, len(layers)
+            for layers in self._layers[index]:
+                first = config.mesh.num_groups, num_pages * parts_a_page, len(layers)
                 stored.append(
                     jax.tree.map(
                         lambda x, first=first: np.empty(first + x.shape[1:], x.dtype),
-                        cache[layers[0]].part(group.part),
+                        whole[layers[0]].part(group.part),
                     )
                 )
             self._stored.append(tuple(stored))
@@ -116,7 +119,7 @@ class PageSwapper:
         page_SX = np.zeros((num_shards, PAGES), np.int32)
         page_SX[shard, : len(pages)] = pages
         if self._mesh is None or num_shards == 1:
-            data = meshes.moved(data, self._mesh, EVERY_CHIP)
+            data = meshes.moved(data, self._mesh, self._copy_specs(group))
         else:
             data = meshes.moved_to_group(data, self._mesh, shard, self._nothing(group, data))
         page_X = device_pages(page_SX, self._config, group).ravel()
@@ -140,20 +143,19 @@ class PageSwapper:
         group, arrays, host_pages = self._reads[0]
         shards = len(host_pages)
         for leaf, array in zip(jax.tree.leaves(self._stored[group]), arrays, strict=True):
-            pages = np.asarray(array).reshape(shards, self._chips // shards, -1, *leaf.shape[3:])
+            pages = np.asarray(array).reshape(shards, -1, *leaf.shape[2:])
             for shard, host_X in enumerate(host_pages):
-                leaf[shard][:, host_X] = pages[shard][:, : len(host_X)]
+                leaf[shard][host_X] = pages[shard][: len(host_X)]
         self._reads.popleft()  # last: after an interrupt it is stored again
 
     def _nothing(self, group: int, data: PageCopies) -> PageCopies:
         if group not in self._zeros:
             assert self._mesh is not None
-            group_chips = self._chips // self._config.mesh.num_groups
             self._zeros[group] = meshes.put(
                 self._mesh,
-                EVERY_CHIP,
+                self._copy_specs(group),
                 lambda *_: jax.tree.map(
-                    lambda x: jnp.zeros((x.shape[0] // group_chips, *x.shape[1:]), x.dtype), data
+                    lambda x: jnp.zeros(x.sharding.shard_shape(x.shape), x.dtype), data
                 ),
             )
         return self._zeros[group]
@@ -176,7 +178,6 @@ class PageSwapper:
             )
             for some in shards
         ]
-        first = len(shards), self._chips // len(shards), pages.shape[1]  # shards, chips, pages
         if to_host:
             arrays = jax.tree.leaves(executable(cache, pages.ravel()))
             for array in arrays:
@@ -188,10 +189,10 @@ class PageSwapper:
         self.store()
 
         def padded(host_array: np.ndarray) -> np.ndarray:
-            data = np.zeros((*first, *host_array.shape[3:]), host_array.dtype)
+            data = np.zeros((*pages.shape, *host_array.shape[2:]), host_array.dtype)
             for shard, host_X in enumerate(host_pages):
-                data[shard][:, : len(host_X)] = host_array[shard][:, host_X]
-            return data.reshape(-1, *host_array.shape[3:])
+                data[shard][: len(host_X)] = host_array[shard][host_X]
+            return data.reshape(-1, *host_array.shape[2:])
 
         return executable(cache, pages.ravel(), jax.tree.map(padded, stored))
 
@@ -199,49 +200,63 @@ class PageSwapper:
         if (group, to_host) not in self._compiled:
             num_pages = PAGES * num_device_pages(self._config, group)
             page_X = jax.ShapeDtypeStruct((num_pages,), jnp.int32)
-            in_specs, parts = [EVERY_CHIP, EACH_GROUP], [abstract(self._cache), page_X]
-            copy: Callable[..., PageCopies] = functools.partial(
-                _read if to_host else _write, group=self._config.cached_groups[group]
-            )
+            cached, copied = self._config.cached_groups[group], self._copy_specs(group)
+            read = functools.partial(_read, group=cached, alike=self._layers[group])
+            write = functools.partial(_write, group=cached, alike=self._layers[group])
+            state = abstract(self._cache), page_X
+            in_specs: tuple[object, ...] = self._specs, EACH_GROUP
+            function: Callable[..., PageCopies] = read
+            arguments: tuple[object, ...] = meshes.spread(self._mesh, state, in_specs)
             if not to_host:
-                parts.append(
-                    jax.tree.map(
-                        lambda x: jax.ShapeDtypeStruct(page_X.shape + x.shape[3:], x.dtype),
-                        self._stored[group],
-                    )
-                )
-                in_specs.append(EVERY_CHIP)
-            function = meshes.over(self._mesh, copy, tuple(in_specs), EVERY_CHIP)
+                copies = jax.eval_shape(read, *state)
+                arguments += (meshes.spread(self._mesh, copies, copied),)
+                in_specs, function = (*in_specs, copied), write
+            out_specs = copied if to_host else self._specs
+            function = meshes.over(self._mesh, function, in_specs, out_specs)
             jitted = jax.jit(function, donate_argnums=() if to_host else 0)
-            arguments = meshes.spread(self._mesh, parts, in_specs)
             self._compiled[group, to_host] = jitted.lower(*arguments).compile()
         return self._compiled[group, to_host]
 
+    def _copy_specs(self, group: int) -> object:
+        """Of copies of a group's pages: those of the pages, whose layers are stacked."""
+        if self._specs is None:
+            return None
+        parts = [
+            self._specs[layers[0]].part(self._config.cached_groups[group].part)
+            for layers in self._layers[group]
+        ]
+        return jax.tree.map(lambda spec: PartitionSpec(spec[0], None, *spec[1:]), tuple(parts))
 
-def _alike(cache: Cache, group: PageGroup) -> list[list[int]]:
-    """Layers of a group by what a page of theirs is; states may differ from layer to layer."""
+
+def _alike(cache: Cache, group: PageGroup, specs: Cache | None) -> list[list[int]]:
+    """Layers of a group by what a page of theirs is, on a chip and over a mesh; states may differ
+    from layer to layer.
+    """
     layers_of: dict[tuple[object, ...], list[int]] = {}
     for layer in group.layers:
         leaves, structure = jax.tree.flatten(cache[layer].part(group.part))
-        kind = structure, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        over_chips = jax.tree.leaves(specs[layer].part(group.part)) if specs else ()
+        kind = structure, *((leaf.shape[1:], leaf.dtype) for leaf in leaves), *over_chips
         layers_of.setdefault(kind, []).append(layer)
     return list(layers_of.values())
 
 
-def _read(cache: Cache, page_X: jax.Array, group: PageGroup) -> PageCopies:
+def _read(cache: Cache, page_X: jax.Array, group: PageGroup, alike: list[list[int]]) -> PageCopies:
     return tuple(
         jax.tree.map(
             lambda *arrays: jnp.stack([x[page_X] for x in arrays], axis=1),
             *(cache[layer].part(group.part) for layer in layers),
         )
-        for layers in _alike(cache, group)
+        for layers in alike
     )
 
 
-def _write(cache: Cache, page_X: jax.Array, data: PageCopies, group: PageGroup) -> Cache:
+def _write(
+    cache: Cache, page_X: jax.Array, data: PageCopies, group: PageGroup, alike: list[list[int]]
+) -> Cache:
     """The cache with these pages in place; sinks may be written."""
     leaves = list(cache)
-    for layers, copies in zip(_alike(cache, group), data, strict=True):
+    for layers, copies in zip(alike, data, strict=True):
         for i, layer in enumerate(layers):
             part = jax.tree.map(
                 lambda pages, new, i=i: pages.at[page_X].set(new[:, i], mode="promise_in_bounds"),
@@ -267,8 +282,11 @@ class StateSnapshots:
         if self.is_ready:
             return
         rows_A = jax.ShapeDtypeStruct((_ROWS,), np.int32)
-        in_specs = EVERY_CHIP, EACH_GROUP, EACH_GROUP, EACH_GROUP
-        function = meshes.over(self._mesh, kv_cache.keep_states, in_specs, EVERY_CHIP)
+        specs: object = None
+        if self._mesh is not None:
+            specs = kv_cache.specs(self._config.model, self._config.chip_model)
+        in_specs = specs, EACH_GROUP, EACH_GROUP, EACH_GROUP
+        function = meshes.over(self._mesh, kv_cache.keep_states, in_specs, specs)
         parts = abstract(self._cache), rows_A, rows_A, rows_A
         arguments = meshes.spread(self._mesh, parts, in_specs)
         self._compiled = jax.jit(function, donate_argnums=0).lower(*arguments).compile()

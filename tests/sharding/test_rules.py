@@ -88,18 +88,20 @@ def test_a_contradiction_names_the_parameter():
         rules.mesh_axes("layers/0/x", ParamInfo((2,), "float32", ("y",)))
 
 
-def test_arrays_lie_one_behind_the_other():
-    mesh = meshes.of(Mesh(model=4))
+def test_a_spec_names_the_axes_that_chips_divide():
+    mesh = meshes.of(Mesh(data=2, context=2, model=2))
     assert mesh is not None
-    found = meshes.put(mesh, meshes.EVERY_CHIP, lambda group, chip: np.full((2, 3), chip))
-    assert found.shape == (8, 3)
-    assert [int(shard.data[0, 0]) for shard in found.addressable_shards] == [0, 1, 2, 3]
+    spec = PartitionSpec("data", None, ("model", "context"))
+    array = meshes.put(mesh, spec, lambda group, chip: np.full((3, 4, 5), 4 * group + chip))
+    assert array.shape == (6, 4, 20) and array.sharding.spec == spec
+    rows = np.repeat(np.arange(8).reshape(2, 4), 5, axis=1)
+    np.testing.assert_array_equal(array[::3, 0], rows)
+    shape = meshes.spread(mesh, jax.ShapeDtypeStruct((3, 4, 5), int), spec)
+    assert (shape.shape, shape.sharding) == (array.shape, array.sharding)
     alike = meshes.put(mesh, PartitionSpec(), lambda group, chip: np.arange(5))
     assert alike.shape == (5,) and alike.sharding.is_fully_replicated
-    whole = meshes.over(
-        mesh, lambda x: x + jax.lax.axis_index("model"), (meshes.EVERY_CHIP,), meshes.EVERY_CHIP
-    )
-    np.testing.assert_array_equal(jax.jit(whole)(found)[::2, 0], [0, 2, 4, 6])
+    added = meshes.over(mesh, lambda x: x + jax.lax.axis_index("context"), (spec,), spec)
+    np.testing.assert_array_equal(jax.jit(added)(array)[::3, 0], rows + rows % 2)
 
 
 def test_a_mesh_needs_its_chips():

@@ -1,7 +1,8 @@
 """What every implementation of attention over pages offers.
 
-It decides the layout of its pages: axis 0 is pages, axis 1 their tokens, the other axes are up to
-it. Copies on write and page swapping move whole pages and never look inside.
+It decides the layout of its pages: axis 0 is pages, axis 1 their tokens, axis 2 has the KV heads of
+a chip, so that those of several chips lie side by side, and more axes are up to it. Copies on write
+and page swapping move whole pages and never look inside.
 """
 
 from typing import NamedTuple, Protocol

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TypeGuard, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -16,7 +17,7 @@ from layers import quantized
 from layers.backends import backends
 from layers.kernels.cpu import library
 from layers.kernels.device import target_device
-from layers.kernels.linear import low_bit, packed
+from layers.kernels.linear import exchange, low_bit, packed
 from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.packed import Packed
 from layers.params import Params
@@ -67,6 +68,7 @@ def placement(
     if mesh is None:
         return lambda path, info, values: convert(info, _in_rows(info, values))
     infos = parameters.flatten(config.chip_model.parameters())
+    specs_by_path = _specs_by_path(config)
 
     def place(path: str, info: ParamInfo, values: Values) -> Leaf:
         if not mesh.is_multi_process:
@@ -76,7 +78,7 @@ def placement(
             chip_values = rules.part(config.model, path, info, values, config.mesh, group, chip)
             return convert(infos[path], _in_rows(infos[path], chip_values))
 
-        return meshes.put(mesh, rules.spec(path, info), part)
+        return meshes.put(mesh, specs_by_path[path], part)
 
     return place
 
@@ -99,22 +101,28 @@ def _whole(info: ParamInfo, values: Values) -> Array:
     return quantized.quantize(info.format, np.asarray(values))
 
 
-def specs(infos: Declared) -> Params:
-    """Partition specs of what `placement` makes of a declaration's values on a mesh."""
-    specs_by_path = {
-        path: rules.spec(path, info) for path, info in parameters.flatten(infos).items()
-    }
-    return parameters.unflatten(infos, specs_by_path)
+def specs(config: Config) -> Params:
+    """Partition specs of what `placement` makes of the model's parameters on a mesh."""
+    return parameters.unflatten(config.model.parameters(), _specs_by_path(config))
+
+
+def _specs_by_path(config: Config) -> dict[str, object]:
+    """Of each array of each leaf, which has the leaf's axes, whatever it packs along them."""
+    chip_leaves = parameters.flatten(abstract(config, config.chip_model.parameters()), _is_made)
+
+    def specs_of(path: str, info: ParamInfo) -> object:
+        spec, leaf = rules.spec(path, info), chip_leaves[path]
+        return leaf.specs(spec) if _is_made(leaf) else spec
+
+    declared = parameters.flatten(config.model.parameters())
+    return {path: specs_of(path, info) for path, info in declared.items()}
 
 
 def abstract(config: Config, infos: Declared, mesh: jax.sharding.Mesh | None = None) -> Params:
     """Shapes and dtypes of `placement`'s leaves for a declaration, over the chips of a mesh."""
     if mesh is not None:
         chip_leaves = abstract(config, config.chip_model.parameters())
-        return jax.tree.map(
-            lambda spec, leaf: meshes.spread(mesh, (leaf,), (spec,))[0], specs(infos), chip_leaves,
-            is_leaf=lambda node: isinstance(node, PartitionSpec),
-        )  # fmt: skip
+        return meshes.spread(mesh, chip_leaves, specs(config))
 
     word = backends.of(target_device()).word
 
@@ -142,19 +150,23 @@ def random_params(config: Config, infos: Declared) -> Params:
 
 
 def pack_params(
-    config: Config, params: Params, infos: Declared, mesh: jax.sharding.Mesh | None = None
+    config: Config,
+    params: Params,
+    infos: Declared,
+    mesh: jax.sharding.Mesh | None = None,
+    were_read: bool = False,
 ) -> Params:
-    """Packs parameters for the chosen implementation over the chips of a mesh; packed or placed
-    ones stay. Raises InputError if they are packed for other products, or for one chip and there is
-    a mesh.
+    """Packs parameters for the chosen implementation over the chips of a mesh; packed ones stay,
+    and on a mesh those that `were_read` by `placement`. Raises InputError if they are packed for
+    other products, or for one chip and there is a mesh.
     """
-    place, declared = placement(config, mesh), parameters.flatten(infos)
+    place, declared = _placement_of_arrays(config, mesh), parameters.flatten(infos)
     leaves, _ = jax.tree.flatten(params, is_leaf=_is_made)
 
     def place_leaf(path: str, leaf: Leaf) -> Leaf:
         _check_goes(config, path, leaf)
         array = leaf.data if _is_made(leaf) else leaf
-        if _is_made(leaf) if mesh is None else _lies_on(mesh, array):
+        if _is_made(leaf) if mesh is None else were_read and _lies_on(mesh, array):
             return leaf
         return place(path, declared[path], _plain(path, leaf))
 
@@ -163,11 +175,11 @@ def pack_params(
 
 
 def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None = None) -> Params:
-    """Copies parameters from any devices for the chosen implementation, one by one through the
-    host, since the caller may donate his. Raises InputError if they are not the declared ones, or
-    packed for other chips or products.
+    """Copies parameters from any devices for the chosen implementation, one by one, since the
+    caller may donate his: from mesh to mesh by devices, else through the host. Raises InputError if
+    they are not the declared ones, or packed for other chips or products.
     """
-    infos, place = config.model.parameters(), placement(config, mesh)
+    infos, place = config.model.parameters(), _placement_of_arrays(config, mesh, copies=True)
     leaves, declared = parameters.flatten(params, _is_made), parameters.flatten(infos)
     _check_same(declared, leaves)
     for path, leaf in leaves.items():
@@ -178,9 +190,54 @@ def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None =
     def copied(path: str, leaf: Leaf) -> Leaf:
         if _is_made(leaf):
             return jax.tree.map(lambda array: jax.device_put(np.array(array)), leaf)
-        return place(path, declared[path], np.array(leaf))
+        return place(path, declared[path], cast("Array", leaf))
 
     return parameters.unflatten(infos, {path: copied(path, leaves[path]) for path in declared})
+
+
+def export_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None = None) -> Params:
+    """New arrays of parameters that `placement` made, as the model declares them, over the chips of
+    a mesh with the shardings of `rules.layout`, without the host. Raises InputError if the chosen
+    implementation packs them.
+    """
+    declared, leaves = parameters.flatten(config.model.parameters()), parameters.flatten(
+        params, _is_made
+    )  # fmt: skip
+
+    def exported(path: str, leaf: Leaf) -> jax.Array:
+        if _is_made(leaf):
+            raise InputError(
+                f"engine.kernels.linear={config.engine.kernels.linear} packs {path} in "
+                f"{leaf.format}: parameters are exported where products are plain ('reference', "
+                "in float32 or bfloat16)"
+            )
+        if mesh is None:
+            return jnp.array(leaf, declared[path].format, copy=True)
+        return exchange.from_chips(config, path, declared[path], cast("jax.Array", leaf), mesh)
+
+    return parameters.unflatten(
+        config.model.parameters(), {path: exported(path, leaves[path]) for path in declared}
+    )
+
+
+def _placement_of_arrays(
+    config: Config, mesh: jax.sharding.Mesh | None, copies: bool = False
+) -> Callable[[str, ParamInfo, Array], Leaf]:
+    """`placement` of arrays as the model declares them, which it `copies`; those that lie on a mesh
+    go to another by devices, where products are plain. Numbers of features are cut on the host.
+    """
+    place, is_plain = placement(config, mesh), set[str]()
+    if mesh is not None:
+        specs = _specs_by_path(config).items()
+        is_plain = {path for path, spec in specs if isinstance(spec, PartitionSpec)}
+
+    def place_array(path: str, info: ParamInfo, array: Array) -> Leaf:
+        is_on_mesh = isinstance(getattr(array, "sharding", None), NamedSharding)
+        if mesh is not None and is_on_mesh and path in is_plain and info.format != "int32":
+            return exchange.to_chips(config, path, info, cast("jax.Array", array), mesh)
+        return place(path, info, np.array(array) if copies else array)
+
+    return place_array
 
 
 def _plain(path: str, leaf: Leaf) -> Array:

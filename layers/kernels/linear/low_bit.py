@@ -15,12 +15,13 @@ axis E before these.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import cast
+from typing import Any, Self, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from configs.precision import FORMATS, LARGEST_FP8, ROW_FORMATS
 from layers import quantized
@@ -59,6 +60,19 @@ class Quantized:
     shape: tuple[int, ...]
     dtype: str
     row: jax.Array | None = None
+
+    def specs(self, spec: PartitionSpec) -> Self:
+        """Partition specs of its arrays where chips divide it by a spec; a scale of a whole row is
+        the same for all of its columns.
+        """
+        axes: list[Any] = [*spec] + [None] * (len(self.shape) - len(spec))
+        *stack, rows, columns = axes
+        by_group = PartitionSpec(*stack, columns if has_groups(self) else None, rows)
+        arrays = {
+            "data": spec, "scale": by_group, "zero": None if self.zero is None else by_group,
+            "row": None if self.row is None else PartitionSpec(*stack, rows),
+        }  # fmt: skip
+        return dataclasses.replace(self, **cast("dict[str, Any]", arrays))
 
 
 def planes(format: str) -> tuple[int, ...]:

@@ -10,11 +10,12 @@ A stack [E, F, D], of a mixture's experts, has an axis E before these.
 import dataclasses
 import functools
 from contextlib import AbstractContextManager
-from typing import TypeGuard, cast
+from typing import Self, TypeGuard, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from configs.precision import FORMATS, IN_FLOAT32
 from layers.kernels.cpu import calls, library
@@ -35,6 +36,10 @@ class Packed:
     data: jax.Array
     format: str  # 'float32', 'bfloat16' or one of `BLOCKS`
     shape: tuple[int, ...]
+
+    def specs(self, spec: PartitionSpec) -> Self:
+        """Partition specs of its arrays where chips divide it by a spec: strips for rows."""
+        return dataclasses.replace(self, data=cast("jax.Array", spec))
 
 
 _TOGETHER = 1 << 18  # numbers that are read and packed at a time
