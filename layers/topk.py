@@ -49,7 +49,9 @@ def _best_of_chips(
 ) -> tuple[jax.Array, jax.Array]:
     """The best id, and all chips' floats [chips, Q], of values and `more_Q`, the last of them."""
     bits = [lax.bitcast_convert_type(x_Q, jnp.int32) for x_Q in (value_Q, *more_Q)]
-    gathered = jnp.moveaxis(collectives.gather(jnp.stack([ids_Q, *bits])), 1, 0)  # one exchange
+    # One exchange. Words lie innermost: of a lone row they were a vector otherwise, which a TPU's
+    # compiler does not gather but sums.
+    gathered = jnp.moveaxis(collectives.gather(jnp.stack([ids_Q, *bits], axis=1)), 2, 0)
     value_XQ = lax.bitcast_convert_type(gathered[1], jnp.float32)
     first_1Q = jnp.argmax(value_XQ, axis=0)[None]  # of equals the lowest id
     last_XQ = lax.bitcast_convert_type(gathered[-1], jnp.float32)

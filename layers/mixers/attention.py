@@ -187,10 +187,11 @@ def attend(
     chosen, page_format = api.implementation(context.attention), context.page_format
     assert page_format is not None
     arguments, outs = (context.group, page_format, options), []
+    is_divided = collectives.num_chips(CONTEXT) > 1
     if k_TKH is not None and v_TKH is not None and not paged.is_read_only:
         row_TX = packed_row(k_TKH, v_TKH, page_format.values_in_keys)
         row_TX = page_rows.as_stored(row_TX, page_format)
-        if chosen.append_and_attend is not None:
+        if chosen.append_and_attend is not None and not is_divided:
             pages = paged.pages
             parts = zip(ragged.split(q_TNH), ragged.split(row_TX), ragged.rectangles, strict=True)
             for q_YWNH, row_YWX, rectangle in parts:
@@ -206,7 +207,7 @@ def attend(
         for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
             outs.append(quest.attend(chosen, q_YWNH, paged, rectangle, *arguments, token_budget))
         return ragged.pack(outs), paged
-    if collectives.num_chips(CONTEXT) > 1:
+    if is_divided:
         return _attend_divided(chosen, q_TNH, paged.pages, ragged, *arguments), paged
     for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
         out_YWNH, paged = paged.attend(chosen.attend_pages, q_YWNH, rectangle, *arguments)
@@ -223,9 +224,9 @@ def _attend_divided(
     page_format: PageFormat,
     options: Options,
 ) -> jax.Array:
-    """Attention over the tokens of all chips along `context`, float32 [T, N, H], where each attends
-    over its own: they exchange a log-sum-exp a head, and sum their weighted results. Sinks count
-    once, behind the exchange.
+    """Attention over the tokens of all chips along `context`, [T, N, H] of `options.dtype`, where
+    each attends over its own: they exchange a log-sum-exp a head, and sum their weighted results
+    in the queries' precision, of bfloat16 half the bytes. Sinks count once, behind the exchange.
     """
     assert chosen.attend_part is not None
     chips, chip = collectives.num_chips(CONTEXT), collectives.chip(CONTEXT)
@@ -246,7 +247,8 @@ def _attend_divided(
         sinks_1TN = jnp.broadcast_to(options.sinks_N, (1, *total_TN.shape))
         total_CTN = jnp.concatenate([total_CTN, sinks_1TN])
     share_TN1 = jax.nn.softmax(total_CTN, axis=0)[chip][..., None]
-    return collectives.total(ragged.pack(outs) * share_TN1, CONTEXT)
+    weighted_TNH = (ragged.pack(outs) * share_TN1).astype(q_TNH.dtype)
+    return collectives.total(weighted_TNH, CONTEXT).astype(options.dtype)
 
 
 def _rotated(

@@ -280,15 +280,17 @@ def check_report(
     num_layers: int = 1,
     cache: str | None = None,
     weights: str | None = None,
+    max_seqs: int = 16,
 ) -> None:
-    """Of a small model with some layers of a preset, over all devices of a target: weights and
-    cache as planned, to the byte, temporaries within 1.25 of the prediction; it fits, and says so.
-    Devices exchange what the planner says, and no more. A layer's pages are read by one kernel.
+    """Of a small model with some layers of a preset, over devices of a target (all, unless a mesh
+    has fewer): weights and cache as planned, to the byte, temporaries within 1.25 of the
+    prediction; it fits, and says so. Devices exchange what the planner says, and no more. A layer's
+    pages are read by one kernel.
     """
     target, model = targets.parse(target_name), presets.get(name).config
     model = dataclasses.replace(model, num_layers=num_layers, vocab_size=32_000, cache_format=cache)
     engine = EngineConfig.of(
-        max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE, weights=weights
+        max_seqs=max_seqs, max_context=1024, cache_bytes=64 * MEGABYTE, weights=weights
     )
     mesh = mesh or Mesh(model=target.num_devices)
     config = run.stored(Config(model, engine, mesh)).for_platform(target.platform)

@@ -262,6 +262,15 @@ def test_the_report_agrees_with_the_planner(target):
     programs.check_report(target, "pallas_gpu")
 
 
+@pytest.mark.parametrize("target, name, mesh, cache", [
+    ("2xh200", "llama3-8b", Mesh(context=2), None),
+    ("4xh200", "llama3-8b", Mesh(context=2, model=2), None),
+    ("4xh200", "deepseek-v2-lite", Mesh(context=2, model=2), "fp8"),
+], ids=str)  # fmt: skip
+def test_the_report_of_divided_tokens_agrees_with_the_planner(target, name, mesh, cache):
+    programs.check_report(target, "pallas_gpu", name, mesh, cache=cache)
+
+
 @pytest.mark.parametrize("name, cache", [
     ("llama3-8b", "fp8"), ("llama2-13b", "int8"), ("deepseek-v2-lite", "fp8"),
 ])  # fmt: skip

@@ -217,6 +217,14 @@ def test_the_report_of_a_mixture_agrees_with_the_planner(target, name, mesh):
     programs.check_report(target, "pallas_tpu", name, mesh, num_layers=2)
 
 
+@pytest.mark.parametrize("target, mesh", [
+    ("v5e:2x2", Mesh(context=2)), ("v5e:2x2", Mesh(context=2, model=2)),
+    ("v6e:2x2", Mesh(context=2)), ("v6e:2x2", Mesh(context=2, model=2)),
+], ids=str)  # fmt: skip
+def test_the_report_of_divided_tokens_agrees_with_the_planner(target, mesh):
+    programs.check_report(target, "pallas_tpu", mesh=mesh)
+
+
 @pytest.mark.parametrize(
     "name, target", [("v5e_8_llama8b", "v5e:2x4"), ("v5p_64_llama70b", "v5p:2x4x4")]
 )

@@ -77,18 +77,21 @@ def exchanged(
     config: Config, target: Target, shape: StepShape, several_hosts: bool = False
 ) -> dict[str, tuple[int, int]] | None:
     """(count, bytes) of a chip's collectives by kind, in a step of a shape. None where the program
-    branches or repeats them: a CPU's that draws, and those that score. A TPU's compiler sums a few
-    rows of all chips on each of them instead of scattering the sums. On several hosts each of them
-    gets the outputs of all data shards.
+    branches or repeats them: a CPU's that draws, and those that score. A CPU's compiler sums no
+    bfloat16, and a TPU's sums a few rows of all chips on each of them instead of scattering the
+    sums. On several hosts each of them gets the outputs of all data shards.
     """
     if shape.scored or (target.platform == "cpu" and not shape.greedy):
         return None
     num_tops = config.engine.requests.top_logprobs
-    exchanges = collectives.of_step(config.model, config.mesh, shape.greedy, num_tops)
+    summed = "float32" if target.platform == "cpu" else ""
+    exchanges = collectives.of_step(
+        config.model, config.mesh, shape.greedy, num_tops, summed=summed
+    )
     if target.platform == "tpu" and shape.num_tokens <= _SUMMED_ROWS:
-        summed = {"reduce-scatter": "all-reduce"}
+        summed_kinds = {"reduce-scatter": "all-reduce"}
         exchanges = tuple(
-            dataclasses.replace(exchange, kind=summed.get(exchange.kind, exchange.kind))
+            dataclasses.replace(exchange, kind=summed_kinds.get(exchange.kind, exchange.kind))
             for exchange in exchanges
         )
     total = collectives.totals(exchanges, shape.num_tokens, shape.num_logits)

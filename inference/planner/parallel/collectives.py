@@ -3,7 +3,8 @@
 Along `data` nothing is exchanged. Along `model` a sum follows each product whose columns are
 divided, and sampling combines what each chip finds in its part of the vocabulary
 (`sharding/collectives.py`). Chips along `context` divide columns and the vocabulary with those
-along `model`; their attention gathers a log-sum-exp a head, and sums what each chip's tokens give.
+along `model`; their attention gathers a log-sum-exp a head, and sums what each chip's tokens give,
+in the model's precision.
 Along `expert` each mixture gathers the tokens of all chips, with their
 experts and weights, and each chip gets the sums for its own.
 """
@@ -49,22 +50,27 @@ class Collective:
 
 
 def of_step(
-    config: ModelConfig, mesh: Mesh, greedy: bool = True, top_logprobs: int = 0, stored: str = ""
-) -> tuple[Collective, ...]:
+    config: ModelConfig, mesh: Mesh, greedy: bool = True, top_logprobs: int = 0, stored: str = "",
+    summed: str = "",
+) -> tuple[Collective, ...]:  # fmt: skip
     """Everything that the chips of one data-parallel group exchange in a step.
 
     Args:
         greedy: no row is drawn; drawing is counted as accelerators do it, without branches.
         top_logprobs: alternatives that are reported for each sampled token.
         stored: format of the tokens that travel to experts; '' is the model's dtype.
+        summed: and of what chips along `context` sum.
     """
     exchanges: Counter[Collective] = Counter()
 
-    def add(place: str, axis: str, elements: int, kind: str = "all-reduce") -> None:
-        """Adds an exchange of so many elements a token."""
-        exchanges[Collective(place, axis, kind, 1, _WORD * elements)] += 1
+    def add(
+        place: str, axis: str, elements: int, kind: str = "all-reduce", size: float = _WORD
+    ) -> None:
+        """Adds an exchange of so many elements a token, each of so many bytes."""
+        exchanges[Collective(place, axis, kind, 1, size * elements)] += 1
 
     columns = "model" if mesh.context == 1 else "model,context"
+    summed_bytes = FORMATS[summed or config.dtype].bytes_for(1, 1)
     if mesh.group_chips > 1:
         inputs = config.num_layers * config.layer_inputs.width if config.layer_inputs else 0
         add("embed", columns, config.width + inputs)  # rows of both tables travel together
@@ -79,7 +85,8 @@ def of_step(
             heads = _chip_heads(mixer, mesh.model) if mesh.context > 1 else 0
             if heads:
                 add("mixer", "context", mesh.context * heads, "all-gather")
-                add("mixer", "context", heads * config.stored_by(index).value_width)
+                width = config.stored_by(index).value_width
+                add("mixer", "context", heads * width, size=summed_bytes)
         exchanges.update(_sampling(config, mesh.group_chips, columns, greedy, top_logprobs))
     if mesh.expert > 1:
         format = FORMATS[stored or config.dtype]

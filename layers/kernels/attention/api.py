@@ -27,14 +27,15 @@ def implementation(name: str) -> Implementation:
         return Implementation(
             gpu.limit, gpu.layout, gpu.write, gpu.attend_pages,
             page_bounds=gpu_bounds.page_bounds, index_scores=gpu_index.index_scores,
-            attend_stretches=gpu_stretches.attend_stretches, pads_bytes=True,
+            attend_stretches=gpu_stretches.attend_stretches, attend_part=gpu.attend_part,
+            pads_bytes=True,
         )  # fmt: skip
     if name == "pallas_tpu":
         from layers.kernels.attention import tpu
 
         return Implementation(
             tpu.limit, tpu.layout, tpu.write, tpu.attend_pages, tpu.append_and_attend,
-            pads_bytes=True,
+            attend_part=tpu.attend_part, pads_bytes=True,
         )  # fmt: skip
     if name == "jax_tpu":
         from layers.kernels.attention import jax_tpu

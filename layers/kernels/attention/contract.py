@@ -204,8 +204,8 @@ class AttendStretches(Protocol):
 class AttendPart(Protocol):
     """Returns one softmax over a part of the tokens that queries see, which others complete
     (`mixers/attention.py`): [Y, W, N, value width], and the log-sum-exp of each head's scores,
-    [Y, W, N], float32 both. Where a query sees nothing of the part, or a token is not valid, that
-    is -1e30 or less, and the result is finite. Options have no sinks.
+    [Y, W, N], float32 both, arbitrary where a token is not valid. Where a query sees nothing of the
+    part, that is -1e30 or less, and the result is finite. Options have no sinks.
 
     Args:
         q_YWNH, valid_YW: as of `AttendPages`.

@@ -43,7 +43,7 @@ from layers.kernels.attention import (
     hopper_pages,
     splits,
 )
-from layers.kernels.attention.contract import PLAIN, Demand, Options
+from layers.kernels.attention.contract import PLAIN, Demand, Options, Stretch
 from layers.kernels.attention.hopper import ROWS, SHARED_BYTES
 from layers.kernels.attention.mask import MaskBounds, mask_bounds
 from layers.kernels.attention.tiles import Tiling, page_shares, visible_pages
@@ -143,27 +143,65 @@ def attend_pages(
             them by ~r.
         interpret: `InterpretGPUParams`: interpreted, on any device.
     """
+    bounds = mask_bounds(rectangle, options.window, options.chunked, options.first_tokens)
+    out_YWNH, _ = _attend(
+        q_YWNH, Stretch(pages, rectangle.tables[group], bounds), rectangle.valid_YW, page_format,
+        options, num_splits, num_stages, entry_pages, interpret,
+    )  # fmt: skip
+    return out_YWNH if out_YWNH.dtype == options.dtype else out_YWNH.astype(jnp.float32)
+
+
+def attend_part(
+    q_YWNH: jax.Array,
+    stretch: Stretch,
+    valid_YW: jax.Array,
+    page_format: PageFormat,
+    options: Options = PLAIN,
+    *,
+    num_splits: int | None = None,
+    interpret: object = None,
+) -> tuple[jax.Array, jax.Array]:
+    """`contract.AttendPart`; further arguments are `attend_pages`'."""
+    out_YWNH, total_YWN = _attend(
+        q_YWNH, stretch, valid_YW, page_format, options, num_splits, None, None, interpret,
+        has_totals=True,
+    )  # fmt: skip
+    assert total_YWN is not None
+    return out_YWNH.astype(jnp.float32), total_YWN
+
+
+def _attend(
+    q_YWNH: jax.Array,
+    stretch: Stretch,
+    valid_YW: jax.Array,
+    page_format: PageFormat,
+    options: Options,
+    num_splits: int | None,
+    num_stages: int | None,
+    entry_pages: jax.Array | None,
+    interpret: object,
+    has_totals: bool = False,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Attention [Y, W, N, H] of float32 or of the pages' dtype, and log-sum-exps [Y, W, N]."""
     (Y, W, N, H), is_latent, device = q_YWNH.shape, page_format.values_in_keys, target_device()
+    pages, table_YP, bounds = stretch
     if page_format.is_quantized:
-        return gpu_quantized.attend_pages(
-            q_YWNH, pages, rectangle, group, page_format, options, num_splits, num_stages, interpret
-        )
+        return gpu_quantized.attend(
+            q_YWNH, stretch, valid_YW, page_format, options, num_splits, num_stages, interpret,
+            has_totals,
+        )  # fmt: skip
     page_tokens = ROWS if is_latent else pages.shape[1]  # latents of any pages are read in tiles
     if num_splits is None and num_stages is None and not is_latent:
         K = page_format.kv_heads
         if gpu_prefill.suits(q_YWNH.shape, K, device):
-            out_YWNH = gpu_prefill.attend_pages(
-                q_YWNH, pages, rectangle, group, K, options, interpret
-            )
-            return _as_promised(out_YWNH, options)
+            return gpu_prefill.attend(q_YWNH, stretch, valid_YW, K, options, interpret, has_totals)
     K = gpu_latent.head_tiles(N) if is_latent else page_format.kv_heads
     G = N // K
     width = min(W, ROWS // G)  # query tokens of a tile
     if is_latent and not gpu_latent.stores_tokens(G):
         width = 1
     tiling = Tiling(width, G, -(-width * G // _MOVED_ROWS) * _MOVED_ROWS)
-    valid_ZW = tiling.split(rectangle.valid_YW)
-    bounds = mask_bounds(rectangle, options.window, options.chunked, options.first_tokens)
+    valid_ZW = tiling.split(valid_YW)
     bounds, Z = jax.tree.map(tiling.split, bounds), len(valid_ZW)
     head_pages = -(-options.first_tokens // page_tokens)
     shape_class = tuning.attention_class(Z, K, H, page_tokens)
@@ -174,7 +212,7 @@ def attend_pages(
     sizes = default_sizes(Z * K, max_stages, device)
     sizes |= tuning.sizes("pallas_gpu", device, shape_class)
     neighbors = K if is_latent else 1  # blocks in the grid between those of a tile
-    most_pages = max(1, rectangle.tables[group].shape[-1] * pages.shape[1] // page_tokens)
+    most_pages = max(1, table_YP.shape[-1] * pages.shape[1] // page_tokens)
     num_splits = num_splits or min(
         sizes["num_splits"], splits.most_splits(neighbors, device), most_pages
     )
@@ -184,23 +222,22 @@ def attend_pages(
             gpu_latent.attend_splits,
             entry_pages=None if entry_pages is None else page_rows.decode(entry_pages),
         )
-    out_YWNH = attend(
+    shape = Y, W, N, page_format.value_width
+    out_YWNH, stats = attend(
         tiling.pack(q_YWNH), page_rows.decode(pages),
         _split_pages(
-            jnp.repeat(rectangle.tables[group], Z // Y, axis=0), bounds, valid_ZW, page_tokens,
-            head_pages, num_splits,
+            jnp.repeat(table_YP, Z // Y, axis=0), bounds, valid_ZW, page_tokens, head_pages,
+            num_splits,
         ),
         jax.tree.map(lambda x_ZW: tiling.spread(x_ZW, ROWS), bounds), options.sinks_N,
-        head_pages=head_pages, tiling=tiling, shape=(Y, W, N, page_format.value_width),
+        head_pages=head_pages, tiling=tiling, shape=shape,
         num_stages=num_stages or min(sizes["num_stages"], max_stages),
-        score_cap=options.score_cap, interpret=interpret,
+        score_cap=options.score_cap, has_totals=has_totals, interpret=interpret,
     )  # fmt: skip
-    return _as_promised(out_YWNH, options)
-
-
-def _as_promised(out_YWNH: jax.Array, options: Options) -> jax.Array:
-    """The result in float32, unless it has the type that the caller rounds it to."""
-    return out_YWNH if out_YWNH.dtype == options.dtype else out_YWNH.astype(jnp.float32)
+    if not has_totals:
+        return out_YWNH, None
+    assert stats is not None
+    return out_YWNH, splits.totals(stats, shape, tiling)
 
 
 def _split_pages(
@@ -231,11 +268,15 @@ def _attend_splits(
     shape: tuple[int, ...],
     num_stages: int,
     score_cap: float | None,
+    has_totals: bool,
     interpret: object,
-) -> jax.Array:
-    """Attention of tiles of queries, [Y, W, N, H] as `shape` has it, in the pages' dtype."""
+) -> tuple[jax.Array, jax.Array | None]:
+    """Attention of tiles of queries, [Y, W, N, H] as `shape` has it, in the pages' dtype, and where
+    there are some the statistics of `splits.Parts`. With totals it is float32, as others are added.
+    """
     (Z, K, num_rows, H), page_tokens, X = q_ZKUH.shape, pages.shape[1], ranges.start_ZX.shape[1]
     dtype, bounds_ZU = pages.dtype, jax.tree.leaves(bounds)
+    out_dtype = jnp.dtype(jnp.float32 if has_totals else dtype)
     slice_width = splits.slice_width(H, X, tiling)
     is_split = X > 1
     q = splits.with_counts(q_ZKUH) if is_split else q_ZKUH
@@ -292,13 +333,17 @@ def _attend_splits(
             tokens.store(out_ref, first_column, hopper.quotient(sums), out_smem)
 
         _, sums = lax.fori_loop(start, stop, fold, (jnp.int32(0), hopper.no_sums(H)))
-        if part_refs is None:
+        pair, (values_ref, stats_ref) = b * K + head, part_refs
+        if stats_ref is not None:
+            stats_smem[0], stats_smem[1] = sums.maximum_U, sums.mass_U
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(stats_smem, stats_ref.at[pair, split])
+        if not is_split:
             store(sums, 0)
+            if has_totals:
+                plgpu.wait_smem_to_gmem(0)
             return
-        pair, parts = b * K + head, splits.Parts(*part_refs)
-        stats_smem[0], stats_smem[1] = sums.maximum_U, sums.mass_U
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(stats_smem, parts.stats.at[pair, split])
+        parts = splits.Parts(values_ref, stats_ref)
         rows = pl.ds((pair * X + split) * num_rows, num_rows)
         for first in range(0, H, _OUT_WIDTH):
             if first:
@@ -323,24 +368,26 @@ def _attend_splits(
         bounds_smem=plgpu.SMEM((len(bounds_ZU), ROWS), jnp.int32),
         keys_smem=pages_held,
         values_smem=pages_held,
-        out_smem=plgpu.SMEM((ROWS, min(_OUT_WIDTH, slice_width)), dtype),
+        out_smem=plgpu.SMEM(
+            (ROWS, min(2 * _OUT_WIDTH // out_dtype.itemsize, slice_width)), out_dtype
+        ),
         q_arrived=plgpu.Barrier(),
         bounds_arrived=plgpu.Barrier(),
         keys_arrived=plgpu.Barrier(num_barriers=num_stages),
         values_arrived=plgpu.Barrier(num_barriers=num_stages),
     )
-    parts = None
     if is_split:
         scratch["part_smem"] = plgpu.SMEM((ROWS, _OUT_WIDTH), jnp.float32)
+    if is_split or has_totals:
         scratch["stats_smem"] = plgpu.SMEM((2, ROWS), jnp.float32)
-        parts = splits.part_types(Z * K, X, num_rows, H)
+    parts = splits.part_types(Z * K, X, num_rows, H, has_totals)
     mesh = plgpu.Mesh(
         grid=(Z, K, X),  # the last is the one whose neighbors run at the same time
         grid_names=("row", "head", "split"),
         kernel_name="paged_attention",
     )
-    out_types = jax.ShapeDtypeStruct(shape, dtype), parts
-    out_YWNH, _ = hopper.launch(kernel, out_types, mesh, scratch, score_cap, interpret)(
+    out_types = jax.ShapeDtypeStruct(shape, out_dtype), parts
+    out_YWNH, (_, stats) = hopper.launch(kernel, out_types, mesh, scratch, score_cap, interpret)(
         q, pages, ranges, jnp.stack(bounds_ZU, axis=1), sinks_N
     )
-    return out_YWNH
+    return out_YWNH, stats

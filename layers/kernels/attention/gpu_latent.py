@@ -84,15 +84,17 @@ def attend_splits(
     num_stages: int,
     score_cap: float | None,
     entry_pages: jax.Array | None,
+    has_totals: bool,
     interpret: object,
-) -> jax.Array:
-    """Attention of tiles of queries, as `gpu.py`'s: [Y, W, N, C], in the pages' dtype."""
+) -> tuple[jax.Array, jax.Array | None]:
+    """Attention of tiles of queries, [Y, W, N, C], and statistics, as `gpu.py`'s."""
     (Z, K, num_rows, H), X = q_ZKUH.shape, ranges.start_ZX.shape[1]
     is_chosen = pages.shape[1] == 1  # the table names single tokens
     page_tiles = pages.shape[1] // ROWS
     tile = (H,) if is_chosen else (ROWS, H)
     sources = [rows.reshape(-1, *tile) for rows in (pages, entry_pages) if rows is not None]
     dtype, bounds_ZU = pages.dtype, jax.tree.leaves(bounds)
+    out_dtype = jnp.dtype(jnp.float32 if has_totals else dtype)
     width = shape[-1] // _READERS
     slice_width = splits.slice_width(width, X, tiling)
     is_split = X > 1
@@ -144,13 +146,15 @@ def attend_splits(
                 tokens.store(out_ref, first_column, hopper.quotient(sums), out_smem.at[reader])
 
             sums = lax.fori_loop(start, stop, fold, hopper.no_sums(width))
-            if part_refs is None:
+            pair, (values_ref, stats_ref) = (b * K + tile) * _READERS + reader, part_refs
+            # Straight out of registers: there is no room for them in shared memory.
+            if stats_ref is not None:
+                stats_ref[pair, split, 0] = sums.maximum_U
+                stats_ref[pair, split, 1] = sums.mass_U
+            if not is_split:
                 store(sums, 0)
                 return
-            pair, parts = (b * K + tile) * _READERS + reader, splits.Parts(*part_refs)
-            # Straight out of registers: there is no room for them in shared memory.
-            parts.stats[pair, split, 0] = sums.maximum_U
-            parts.stats[pair, split, 1] = sums.mass_U
+            parts = splits.Parts(values_ref, stats_ref)
             parts.values[pl.ds((pair * X + split) * ROWS, ROWS)] = sums.values_UH
 
             def combine(i):
@@ -200,18 +204,19 @@ def attend_splits(
         pl.when(warpgroup == _READERS)(fetch)
 
     tiles = hopper.operand_layout(dtype)
-    out_part = max(n for n in range(8, _OUT_WIDTH + 1, 8) if slice_width % n == 0)
+    most_columns = 2 * _OUT_WIDTH // out_dtype.itemsize
+    out_part = max(n for n in range(8, most_columns + 1, 8) if slice_width % n == 0)
     scratch: dict[str, pl.MemoryRef | plgpu.Barrier] = dict(
         q_smem=plgpu.SMEM((1, ROWS, H), dtype, transforms=tiles),
         pages_smem=plgpu.SMEM((num_stages, ROWS, H), dtype, transforms=tiles),
-        out_smem=plgpu.SMEM((_READERS, ROWS, out_part), dtype),
+        out_smem=plgpu.SMEM((_READERS, ROWS, out_part), out_dtype),
         bounds_smem=plgpu.SMEM((len(bounds_ZU), ROWS), jnp.int32),
         q_arrived=plgpu.Barrier(),
         bounds_arrived=plgpu.Barrier(),
         arrived=plgpu.Barrier(num_barriers=num_stages),
         consumed=plgpu.Barrier(num_arrivals=_READERS, num_barriers=num_stages),
     )
-    parts = splits.part_types(Z * K * _READERS, X, ROWS, width) if is_split else None
+    parts = splits.part_types(Z * K * _READERS, X, ROWS, width, has_totals)
     mesh = plgpu.Mesh(
         grid=(Z, X, K),  # the last is the one whose neighbors run at the same time
         grid_names=("row", "split", "tile"),
@@ -219,8 +224,8 @@ def attend_splits(
         thread_name="warpgroup",
         kernel_name="paged_latent_attention",
     )
-    out_types = jax.ShapeDtypeStruct(shape, dtype), parts
-    out_YWNC, _ = hopper.launch(kernel, out_types, mesh, scratch, score_cap, interpret)(
+    out_types = jax.ShapeDtypeStruct(shape, out_dtype), parts
+    out_YWNC, (_, stats) = hopper.launch(kernel, out_types, mesh, scratch, score_cap, interpret)(
         q, sources, ranges, jnp.stack(bounds_ZU, axis=1), sinks_N
     )
-    return out_YWNC
+    return out_YWNC, stats if stats is None else stats[::_READERS]  # both readers have the same

@@ -25,13 +25,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from layers import page_rows
 from layers.kernels.attention import hopper
-from layers.kernels.attention.contract import Options
+from layers.kernels.attention.contract import Options, Stretch
 from layers.kernels.attention.hopper import LOG2_E, ROWS
-from layers.kernels.attention.mask import MaskBounds, mask_bounds
+from layers.kernels.attention.mask import MaskBounds
 from layers.kernels.attention.tiles import Tiling, visible_pages
 from layers.kernels.device import Device
 from layers.linear import soft_cap
-from layers.ragged import Rectangle
 
 _READERS = 2  # warpgroups that share keys and values
 _TILE_ROWS = _READERS * ROWS
@@ -58,33 +57,41 @@ def _tile_tokens(group: int) -> int:
     return _TILE_ROWS // group // _BOX_ROWS * _BOX_ROWS
 
 
-def attend_pages(
+def attend(
     q_YWNH: jax.Array,
-    pages: jax.Array,
-    rectangle: Rectangle,
-    group: int,
+    stretch: Stretch,
+    valid_YW: jax.Array,
     num_kv_heads: int,
     options: Options,
     interpret: object,
-) -> jax.Array:
-    """`gpu.attend_pages`, in the pages' dtype, of queries that it `suits`."""
+    has_totals: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Attention in the pages' dtype of queries that it `suits`, and on demand log-sum-exps."""
+    pages, table_YP, bounds = stretch
     (Y, W, N, H), page_tokens = q_YWNH.shape, pages.shape[1]
     G = N // num_kv_heads
     tiling = Tiling(_tile_tokens(G), G, _TILE_ROWS)
     step_tokens = max(page_tokens, 128 if H <= _MOST_WIDTH else 64)
-    bounds = mask_bounds(rectangle, options.window, options.chunked, options.first_tokens)
-    bounds, valid_ZW = jax.tree.map(tiling.split, bounds), tiling.split(rectangle.valid_YW)
-    ranges = visible_pages(bounds, valid_ZW, page_tokens), _clear(bounds, valid_ZW, step_tokens)
+    bounds, valid_ZW = jax.tree.map(tiling.split, bounds), tiling.split(valid_YW)
+    first_Z, stop_Z = visible_pages(bounds, valid_ZW, page_tokens)
+    ranges = first_Z, stop_Z, *_clear(bounds, valid_ZW, step_tokens)
     padding = (0, 0), (0, _TILE_ROWS - tiling.width * G)
-    out_XH = _attend_tiles(
-        tiling.split(q_YWNH).reshape(-1, N * H), page_rows.decode(pages), rectangle.tables[group],
+    out_XH, stats = _attend_tiles(
+        tiling.split(q_YWNH).reshape(-1, N * H), page_rows.decode(pages), table_YP,
         jax.tree.map(lambda x_ZW: jnp.pad(jnp.tile(x_ZW, (1, G)), padding), bounds),
-        jnp.stack(jax.tree.leaves(ranges), axis=1), options.sinks_N,
+        jnp.stack(ranges, axis=1), options.sinks_N,
         head_pages=-(-options.first_tokens // page_tokens), tiling=tiling, head_width=H,
         step_pages=step_tokens // page_tokens,
-        score_cap=options.score_cap, interpret=interpret,
+        score_cap=options.score_cap, has_totals=has_totals, interpret=interpret,
     )  # fmt: skip
-    return out_XH.reshape(Y, -1, N, H)[:, :W]
+    out_YWNH = out_XH.reshape(Y, -1, N, H)[:, :W]
+    if stats is None:
+        return out_YWNH, None
+    total_ZKU = hopper.log_sum_exp(stats[:, :, 0], stats[:, :, 1])[..., : tiling.width * G]
+    is_read_Z = (first_Z < stop_Z) | ((stop_Z > 0) & (options.first_tokens > 0))  # others left none
+    total_ZKU = jnp.where(is_read_Z[:, None, None], total_ZKU, hopper.MASKED)
+    total_ZNW = total_ZKU.reshape(-1, N, tiling.width)
+    return out_YWNH, total_ZNW.swapaxes(1, 2).reshape(Y, -1, N)[:, :W]
 
 
 def _clear(
@@ -116,16 +123,20 @@ def _attend_tiles(
     head_width: int,
     step_pages: int,
     score_cap: float | None,
+    has_totals: bool,
     interpret: object,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array | None]:
+    """[Z width, N H], and on demand of each row maximum (base 2) and mass of its weights, arbitrary
+    where a tile reads nothing: [Z, K, 2, 128].
+    """
     Z, page_tokens, (width, G, _), H = len(ranges_Z4), pages.shape[1], tiling, head_width
     K, tiles = q.shape[1] // (G * H), Z // len(table_YP)
     dtype, bounds_ZU, step_tokens = pages.dtype, jax.tree.leaves(bounds), step_pages * page_tokens
     head_steps = -(-head_pages // step_pages)
 
     def kernel(
-        q_ref, pages_ref, table_ref, bounds_ref, ranges_ref, sinks_ref, out_ref, *, q_smem,
-        bounds_smem, keys_smem, values_smem, q_arrived, bounds_arrived, keys_arrived,
+        q_ref, pages_ref, table_ref, bounds_ref, ranges_ref, sinks_ref, out_ref, stats_ref, *,
+        q_smem, bounds_smem, keys_smem, values_smem, q_arrived, bounds_arrived, keys_arrived,
         values_arrived, keys_read, values_read, attended,
     ):  # fmt: skip
         hopper.begin(interpret)
@@ -215,6 +226,9 @@ def _attend_tiles(
                     head_U = lax.div(row_U, jnp.int32(width))
                     whole = hopper.with_sinks(whole, sinks_ref, head * G, G, head_U)
                 q_smem[rows] = hopper.quotient(whole).astype(dtype)
+                if stats_ref is not None:
+                    stats_ref[z, head, 0, rows] = whole.maximum_U
+                    stats_ref[z, head, 1, rows] = whole.mass_U
 
             plgpu.commit_smem()
             plgpu.barrier_arrive(attended)
@@ -280,7 +294,9 @@ def _attend_tiles(
         thread_name="warpgroup",
         kernel_name="paged_attention_of_prompts",
     )
-    out_type = jax.ShapeDtypeStruct(q.shape, dtype)
-    return hopper.launch(kernel, out_type, mesh, scratch, score_cap, interpret)(
+    stats = jax.ShapeDtypeStruct((Z, K, 2, _TILE_ROWS), jnp.float32) if has_totals else None
+    out_types = jax.ShapeDtypeStruct(q.shape, dtype), stats
+    out_XH, stats = hopper.launch(kernel, out_types, mesh, scratch, score_cap, interpret)(
         q, pages, table_YP, jnp.stack(bounds_ZU, axis=1), ranges_Z4, sinks_N
     )
+    return out_XH, stats

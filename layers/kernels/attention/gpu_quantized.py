@@ -23,14 +23,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from configs.cache import PageFormat
 from layers.kernels.attention import contract, hopper, hopper_pages
-from layers.kernels.attention.contract import Demand, Options
+from layers.kernels.attention.contract import Demand, Options, Stretch
 from layers.kernels.attention.hopper import LOG2_E, MASKED, SHARED_BYTES
 from layers.kernels.attention.hopper_pages import BOX_SCALES, GROUP, WORDS
-from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
+from layers.kernels.attention.mask import MaskBounds, visible
 from layers.kernels.attention.tiles import Tiling, page_shares, visible_pages
 from layers.kernels.device import Device, target_device
 from layers.linear import soft_cap
-from layers.ragged import Rectangle
 
 TILE = 64  # tokens whose keys are rows of a product
 _HEAD_WIDTHS = (64, 128, 256)
@@ -112,32 +111,32 @@ def default_sizes(
     return {"num_splits": num_splits, "num_stages": num_stages}
 
 
-def attend_pages(
+def attend(
     q_YWNH: jax.Array,
-    pages: jax.Array,
-    rectangle: Rectangle,
-    group: int,
+    stretch: Stretch,
+    valid_YW: jax.Array,
     page_format: PageFormat,
     options: Options,
     num_splits: int | None,
     num_stages: int | None,
     interpret: object,
-) -> jax.Array:
-    """`gpu.attend_pages`, of quantized pages."""
+    has_totals: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Attention over quantized pages, float32, and on demand log-sum-exps."""
+    pages, table_YP, bounds = stretch
     (Y, W, N, _), page_tokens, K = q_YWNH.shape, pages.shape[1], page_format.kv_heads
     if page_format.values_in_keys:
         K = head_tiles(N, page_format)
     G = N // K
     width = min(W, most_rows(page_format) // G)  # query tokens of a tile
     tiling = Tiling(width, G, -(-width * G // _MOVED_ROWS) * _MOVED_ROWS)
-    valid_ZW = tiling.split(rectangle.valid_YW)
-    bounds, Z = mask_bounds(rectangle, options.window, options.chunked), len(valid_ZW)
-    bounds = jax.tree.map(tiling.split, bounds)
+    valid_ZW = tiling.split(valid_YW)
+    bounds, Z = jax.tree.map(tiling.split, bounds), len(valid_ZW)
     sizes = default_sizes(Z * K, page_tokens, page_format, tiling.num_rows, target_device())
     num_splits = num_splits or sizes["num_splits"]
-    is_whole = num_splits == 1 and options.sinks_N is None
+    is_whole = num_splits == 1 and options.sinks_N is None and not has_totals
     values_ZKXUC, stats_ZKX2U = _attend_splits(
-        tiling.pack(q_YWNH), pages, jnp.repeat(rectangle.tables[group], Z // Y, axis=0),
+        tiling.pack(q_YWNH), pages, jnp.repeat(table_YP, Z // Y, axis=0),
         jax.tree.map(tiling.spread, bounds),
         *page_shares(*visible_pages(bounds, valid_ZW, page_tokens), num_splits),
         page_format=page_format,
@@ -147,9 +146,13 @@ def attend_pages(
     )  # fmt: skip
     shape = Y, W, N, page_format.value_width
     if stats_ZKX2U is None:
-        return tiling.unpack(values_ZKXUC[:, :, 0], shape).astype(jnp.float32)
+        return tiling.unpack(values_ZKXUC[:, :, 0], shape).astype(jnp.float32), None
     sinks_KU = None if options.sinks_N is None else tiling.sinks(options.sinks_N)
-    return tiling.unpack(_combine(values_ZKXUC, stats_ZKX2U, sinks_KU), shape)
+    out_ZKUC, total_ZKU = _combine(values_ZKXUC, stats_ZKX2U, sinks_KU)
+    out_YWNC = tiling.unpack(out_ZKUC, shape)
+    if not has_totals:
+        return out_YWNC, None
+    return out_YWNC, tiling.unpack(total_ZKU[..., None], (Y, W, N, 1))[..., 0]
 
 
 # --- the kernel -----------------------------------------------------------------------------------
@@ -157,8 +160,10 @@ def attend_pages(
 
 def _combine(
     values_ZKXUH: jax.Array, stats_ZKX2U: jax.Array, sinks_KU: jax.Array | None
-) -> jax.Array:
-    """The softmax over a row's splits and its sink: float32 [Z, K, U, H]; 0 if nothing was read."""
+) -> tuple[jax.Array, jax.Array]:
+    """The softmax over a row's splits and its sink, float32 [Z, K, U, H], 0 if nothing was read;
+    and log-sum-exps, [Z, K, U].
+    """
     maximum_ZKXU, mass_ZKXU = stats_ZKX2U[:, :, :, 0], stats_ZKX2U[:, :, :, 1]
     maximum_ZKU = maximum_ZKXU.max(2)
     if sinks_KU is not None:
@@ -168,7 +173,8 @@ def _combine(
     if sinks_KU is not None:
         mass_ZKU += jnp.exp2(sinks_KU * LOG2_E - maximum_ZKU)
     out_ZKUH = (values_ZKXUH * decay_ZKXU[..., None]).sum(2) / mass_ZKU[..., None]
-    return jnp.where(mass_ZKU[..., None] == 0, 0, out_ZKUH)
+    out_ZKUH = jnp.where(mass_ZKU[..., None] == 0, 0, out_ZKUH)
+    return out_ZKUH, hopper.log_sum_exp(maximum_ZKU, mass_ZKU)
 
 
 def _attend_splits(

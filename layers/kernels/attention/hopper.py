@@ -182,6 +182,11 @@ def quotient(sums: Sums) -> jax.Array:
     return sums.values_UH / lax.broadcast_in_dim(mass_U, sums.values_UH.shape, (0,))
 
 
+def log_sum_exp(maximum: jax.Array, mass: jax.Array) -> jax.Array:
+    """That of scores, of their maximum (base 2) and the mass of their weights; of none `MASKED`."""
+    return jnp.where(maximum <= MASKED, MASKED, (maximum + jnp.log2(mass)) / LOG2_E)
+
+
 def scores(q_smem: Operand, keys_smem: Operand, interpret: object) -> jax.Array:
     """Products of queries [U, H] with keys [S, H]: float32 [U, S]."""
     if interpret:

@@ -75,14 +75,25 @@ def most_splits(tiles: int, device: Device) -> int:
 
 
 def part_types(
-    num_pairs: int, num_splits: int, rows: int, width: int
-) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """Shapes of `Parts` of pairs of row and head."""
+    num_pairs: int, num_splits: int, rows: int, width: int, has_totals: bool
+) -> tuple[jax.ShapeDtypeStruct | None, jax.ShapeDtypeStruct | None]:
+    """Shapes of `Parts` of pairs of row and head. A single split leaves no values, and statistics
+    where totals are made of them.
+    """
     num_rows = num_pairs * num_splits * rows + ROWS - rows  # the last part is read as 64 rows, too
-    return (
-        jax.ShapeDtypeStruct((num_rows, width), jnp.float32),
-        jax.ShapeDtypeStruct((num_pairs, num_splits, 2, ROWS), jnp.float32),
-    )
+    values = jax.ShapeDtypeStruct((num_rows, width), jnp.float32)
+    stats = jax.ShapeDtypeStruct((num_pairs, num_splits, 2, ROWS), jnp.float32)
+    return values if num_splits > 1 else None, stats if num_splits > 1 or has_totals else None
+
+
+def totals(stats: jax.Array, shape: tuple[int, ...], tiling: Tiling) -> jax.Array:
+    """Log-sum-exps [Y, W, N] of statistics [Z K, X, 2, 64], of results [Y, W, N, H]."""
+    maximum_ZXU, mass_ZXU = stats[:, :, 0], stats[:, :, 1]
+    maximum_ZU = maximum_ZXU.max(1)
+    mass_ZU = (mass_ZXU * jnp.exp2(maximum_ZXU - maximum_ZU[:, None])).sum(1)
+    total_ZU = hopper.log_sum_exp(maximum_ZU, mass_ZU)
+    total_ZKU1 = total_ZU.reshape(-1, shape[2] // tiling.group, ROWS, 1)
+    return tiling.unpack(total_ZKU1, (*shape[:3], 1))[..., 0]
 
 
 def with_counts(q_ZKUH: jax.Array) -> jax.Ref:

@@ -36,7 +36,7 @@ from jax.experimental.pallas import tpu as pltpu
 from configs.cache import PageFormat
 from layers import page_rows
 from layers.kernels.attention import contract
-from layers.kernels.attention.contract import PLAIN, Demand, Options
+from layers.kernels.attention.contract import PLAIN, Demand, Options, Stretch
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.attention.tiles import Tiling, visible_pages
 from layers.kernels.device import Device
@@ -128,7 +128,11 @@ def attend_pages(
     interpret: bool | pltpu.InterpretParams = False,
 ) -> jax.Array:
     """`contract.AttendPages`, where the step's keys are written already."""
-    return _attend(q_YWNH, None, pages, rectangle, group, page_format, options, interpret)[0]
+    stretch = _stretch(pages, rectangle, group, options)
+    is_chain = _is_chain(rectangle)
+    return _attend(
+        q_YWNH, None, stretch, rectangle.valid_YW, page_format, options, interpret, is_chain
+    )[0]
 
 
 def append_and_attend(
@@ -143,19 +147,56 @@ def append_and_attend(
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[jax.Array, jax.Array]:
     """`contract.AppendAndAttend`; `interpret` as in `attend_pages`."""
-    return _attend(q_YWNH, row_YWX, pages, rectangle, group, page_format, options, interpret)
+    stretch, is_chain = _stretch(pages, rectangle, group, options), _is_chain(rectangle)
+    out_YWNH, _, pages = _attend(
+        q_YWNH, (row_YWX, rectangle.kv_position_YW), stretch, rectangle.valid_YW, page_format,
+        options, interpret, is_chain,
+    )  # fmt: skip
+    return out_YWNH, pages
+
+
+def attend_part(
+    q_YWNH: jax.Array,
+    stretch: Stretch,
+    valid_YW: jax.Array,
+    page_format: PageFormat,
+    options: Options = PLAIN,
+    *,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> tuple[jax.Array, jax.Array]:
+    """`contract.AttendPart`; `interpret` as in `attend_pages`."""
+    out_YWNH, total_YWN, _ = _attend(
+        q_YWNH, None, stretch, valid_YW, page_format, options, interpret, has_totals=True
+    )
+    assert total_YWN is not None
+    return out_YWNH, total_YWN
+
+
+def _stretch(pages: jax.Array, rectangle: Rectangle, group: int, options: Options) -> Stretch:
+    bounds = mask_bounds(rectangle, options.window, options.chunked)
+    return Stretch(pages, rectangle.tables[group], bounds)
+
+
+def _is_chain(rectangle: Rectangle) -> bool:
+    """Whether no token sees later ones."""
+    return rectangle.ancestors_YW is None and rectangle.causal_Y is None
 
 
 def _attend(
     q_YWNH: jax.Array,
-    row_YWX: jax.Array | None,
-    pages: jax.Array,
-    rectangle: Rectangle,
-    group: int,
+    new: tuple[jax.Array, jax.Array] | None,
+    stretch: Stretch,
+    valid_YW: jax.Array,
     page_format: PageFormat,
     options: Options,
     interpret: bool | pltpu.InterpretParams,
-) -> tuple[jax.Array, jax.Array]:
+    is_chain: bool = True,
+    has_totals: bool = False,
+) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+    """Attention, float32, on demand log-sum-exps, and the pages with what is new: rows of tokens
+    and their KV positions.
+    """
+    pages, table_YP, bounds = stretch
     if page_format.values_in_keys:
         q_YWNH = _padded(q_YWNH, pages.shape[2])
     (Y, W, N, H), page_tokens = q_YWNH.shape, pages.shape[1]
@@ -163,39 +204,42 @@ def _attend(
     # Queries and float32 output come and go while others are used; sums take a lane row each.
     token_bytes = N * (2 * H * q_YWNH.dtype.itemsize + value_width * (2 * 4 + 4) + 2 * 128 * 4)
     # A token that sees later ones needs them all in place.
-    is_chain = rectangle.ancestors_YW is None and rectangle.causal_Y is None
     width = min(W, max(1, _TILE_BYTES // token_bytes)) if is_chain else W
     # Without rows of padding, queries and output are used as they lie.
     tiling = Tiling(width, G, G if width == 1 else -(-width * G // _ROWS) * _ROWS)
-    valid_ZW = tiling.split(rectangle.valid_YW)
-    kv_position_ZW = tiling.split(rectangle.kv_position_YW)
-    bounds = mask_bounds(rectangle, options.window, options.chunked)
+    valid_ZW = tiling.split(valid_YW)
     bounds = jax.tree.map(tiling.split, bounds)
     Z = valid_ZW.shape[0]
-    table_ZP = jnp.repeat(rectangle.tables[group], Z // Y, axis=0)
-    kv_position_Z, count_Z = kv_position_ZW[:, 0], valid_ZW.sum(1, dtype=jnp.int32)
+    table_ZP = jnp.repeat(table_YP, Z // Y, axis=0)
+    count_Z = valid_ZW.sum(1, dtype=jnp.int32)
     start_Z, stop_Z = visible_pages(bounds, valid_ZW, page_tokens)
-    new: _New = ()
-    waits_Z = jnp.zeros_like(count_Z)
-    if row_YWX is not None:
+    new_rows: _New = ()
+    kv_position_Z = waits_Z = jnp.zeros_like(count_Z)
+    if new is not None:
+        row_YWX, kv_position_YW = new
+        kv_position_Z = tiling.split(kv_position_YW)[:, 0]
         row_YWX = _padded(row_YWX.reshape(Y, W, -1), pages.shape[2])
         if width == 1 and not page_format.is_quantized:
             # A head's key or value is a row, as XLA has them.
             row_ZXH = tiling.split(row_YWX).reshape(Z, -1, H)
             parts = jnp.split(row_ZXH, row_ZXH.shape[1] // page_format.kv_heads, axis=1)
-            new = tuple(part.astype(jnp.float32) for part in parts)
+            new_rows = tuple(part.astype(jnp.float32) for part in parts)
         else:
             row_YWX = page_rows.encode(row_YWX, pages)
-            new = _aligned(tiling.split(row_YWX), kv_position_Z, _group(page_format))
+            new_rows = _aligned(tiling.split(row_YWX), kv_position_Z, _group(page_format))
         waits_Z = _waits(table_ZP, kv_position_Z // page_tokens, count_Z)
     next_Z = _next(stop_Z > start_Z)
     rows = _Rows(table_ZP, start_Z, stop_Z, next_Z, kv_position_Z, count_Z, waits_Z)
     sinks_N = jnp.full(N, _MASKED, jnp.float32) if options.sinks_N is None else options.sinks_N
-    out_ZKUH, pages = _attend_tiles(
+    out_ZKUH, total_ZUK, pages = _attend_tiles(
         rows, tiling.pack(q_YWNH), jax.tree.map(tiling.spread, bounds), tiling.sinks(sinks_N),
-        new, pages, page_format, options.score_cap, interpret,
+        new_rows, pages, page_format, options.score_cap, has_totals, interpret,
     )  # fmt: skip
-    return tiling.unpack(out_ZKUH, (Y, W, N, value_width)).astype(jnp.float32), pages
+    out_YWNH = tiling.unpack(out_ZKUH, (Y, W, N, value_width)).astype(jnp.float32)
+    if total_ZUK is None:
+        return out_YWNH, None, pages
+    total_YWN = tiling.unpack(total_ZUK.swapaxes(1, 2)[..., None], (Y, W, N, 1))[..., 0]
+    return out_YWNH, total_YWN, pages
 
 
 def _padded(x_ZX: jax.Array, width: int) -> jax.Array:
@@ -272,9 +316,12 @@ def _attend_tiles(
     pages: jax.Array,
     page_format: PageFormat,
     score_cap: float | None,
+    has_totals: bool,
     interpret: bool | pltpu.InterpretParams,
-) -> tuple[jax.Array, jax.Array]:
-    """[Z, K, U, value width] of the queries' dtype, and the pages with what is new."""
+) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+    """[Z, K, U, value width] of the queries' dtype, and the pages with what is new; between them,
+    on demand, log-sum-exps, [Z, U, K], of results in float32, as others are added to them.
+    """
     (Z, K, num_rows, H), (_, page_tokens, X) = q_ZKUH.shape, pages.shape
     page_bytes = page_tokens * X * pages.dtype.itemsize
     most_tokens = _BLOCK_TOKENS * (2 if num_rows <= _FEW_ROWS else 1)
@@ -288,7 +335,8 @@ def _attend_tiles(
     bounds_ZUX, sinks_KU1 = jnp.stack(jax.tree.leaves(bounds), axis=2), sinks_KU[:, :, None]
 
     def kernel(
-        rows, q_ref, bounds_ref, sinks_ref, new_refs, pages_ref, out_ref, written_ref, memory
+        rows, q_ref, bounds_ref, sinks_ref, new_refs, pages_ref, out_ref, written_ref, total_ref,
+        memory,
     ):  # fmt: skip
         ring, cursor = memory.ring, memory.cursor
         pages_ref = written_ref if appends else pages_ref  # the same pages, as they come to be
@@ -497,12 +545,16 @@ def _attend_tiles(
         for head in range(K):
             out_UC = memory.values[head] / _as_wide(memory.mass[head], C)
             out_ref[0, head] = out_UC.astype(out_ref.dtype)
+            if total_ref is not None:
+                total_UL = memory.maximum[head] + jnp.log(memory.mass[head])
+                total_ref[0, :, head : head + 1] = total_UL[:, :1]
 
     def of_row(x):
         return pl.BlockSpec((1, *x.shape[1:]), lambda b, *_: (b,) + (0,) * (x.ndim - 1))
 
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    out = jax.ShapeDtypeStruct((Z, K, num_rows, C), q_ZKUH.dtype)
+    out = jax.ShapeDtypeStruct((Z, K, num_rows, C), jnp.float32 if has_totals else q_ZKUH.dtype)
+    totals = jax.ShapeDtypeStruct((Z, num_rows, K), jnp.float32) if has_totals else None
     out_pages = jax.ShapeDtypeStruct(pages.shape, pages.dtype) if appends else None
     memory = _Memory(
         ring=pltpu.VMEM((_STAGES, block_tokens, X + padding), pages.dtype),
@@ -513,7 +565,7 @@ def _attend_tiles(
         mass=pltpu.VMEM((K, num_rows, _WHOLE_LANES), jnp.float32),
         values=pltpu.VMEM((K, num_rows, C), jnp.float32),
     )
-    out_ZKUH, written = pl.pallas_call(
+    out_ZKUH, written, total_ZUK = pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
@@ -525,10 +577,14 @@ def _attend_tiles(
                 jax.tree.map(of_row, new),
                 anywhere,
             ],
-            out_specs=[of_row(out), anywhere if appends else None],
+            out_specs=[
+                of_row(out),
+                anywhere if appends else None,
+                of_row(totals) if has_totals else None,
+            ],
             scratch_shapes=[memory],
         ),
-        out_shape=[out, out_pages],
+        out_shape=[out, out_pages, totals],
         input_output_aliases={len(rows) + 3 + len(jax.tree.leaves(new)): 1} if appends else {},
         # Tables have valid pages alone, and a check takes longer than the copy's start.
         compiler_params=pltpu.CompilerParams(
@@ -539,7 +595,7 @@ def _attend_tiles(
         name="paged_attention",
         interpret=interpret,
     )(rows, q_ZKUH, bounds_ZUX, sinks_KU1, new, pages)
-    return out_ZKUH, written if appends else pages
+    return out_ZKUH, total_ZUK, written if appends else pages
 
 
 def _scales(bytes_SX):

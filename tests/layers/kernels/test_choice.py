@@ -93,7 +93,7 @@ def test_no_more_tuned_stages_than_fit_are_taken(monkeypatch, spec, num_heads, m
 
     def attend_splits(*args, num_stages, shape, **options):
         launched.append(num_stages)
-        return jnp.zeros(shape)
+        return jnp.zeros(shape), None
 
     monkeypatch.setattr(gpu, "_attend_splits", attend_splits)
     monkeypatch.setattr(gpu_latent, "attend_splits", attend_splits)
