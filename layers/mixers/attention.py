@@ -187,7 +187,7 @@ def attend(
     chosen, page_format = api.implementation(context.attention), context.page_format
     assert page_format is not None
     arguments, outs = (context.group, page_format, options), []
-    is_divided = collectives.num_chips(CONTEXT) > 1
+    is_divided, new_TX = collectives.num_chips(CONTEXT) > 1, None
     if k_TKH is not None and v_TKH is not None and not paged.is_read_only:
         row_TX = packed_row(k_TKH, v_TKH, page_format.values_in_keys)
         row_TX = page_rows.as_stored(row_TX, page_format)
@@ -200,7 +200,10 @@ def attend(
                 )
                 outs.append(out_YWNH)
             return ragged.pack(outs), paged.with_pages(pages)
-        paged = paged.with_pages(chosen.write(paged.pages, row_TX, ragged, context.group))
+        if is_divided and chosen.append_and_attend_part is not None:
+            new_TX = row_TX
+        else:
+            paged = paged.with_pages(chosen.write(paged.pages, row_TX, ragged, context.group))
     if token_budget is not None:
         assert isinstance(paged, Indexed)
         paged = quest.summarized(paged, ragged, context.group, page_format)
@@ -208,7 +211,8 @@ def attend(
             outs.append(quest.attend(chosen, q_YWNH, paged, rectangle, *arguments, token_budget))
         return ragged.pack(outs), paged
     if is_divided:
-        return _attend_divided(chosen, q_TNH, paged.pages, ragged, *arguments), paged
+        out_TNH, pages = _attend_divided(chosen, q_TNH, new_TX, paged.pages, ragged, *arguments)
+        return out_TNH, paged if new_TX is None else paged.with_pages(pages)
     for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
         out_YWNH, paged = paged.attend(chosen.attend_pages, q_YWNH, rectangle, *arguments)
         outs.append(out_YWNH)
@@ -218,27 +222,35 @@ def attend(
 def _attend_divided(
     chosen: Implementation,
     q_TNH: jax.Array,
+    new_TX: jax.Array | None,
     pages: jax.Array,
     ragged: Ragged,
     group: int,
     page_format: PageFormat,
     options: Options,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """Attention over the tokens of all chips along `context`, [T, N, H] of `options.dtype`, where
     each attends over its own: they exchange a log-sum-exp a head, and sum their weighted results
     in the queries' precision, of bfloat16 half the bytes. Sinks count once, behind the exchange.
+    And the pages, with a chip's own of new rows, where there are some.
     """
-    assert chosen.attend_part is not None
     chips, chip = collectives.num_chips(CONTEXT), collectives.chip(CONTEXT)
     first_tokens = -(-options.first_tokens // chips)
     local = options._replace(sinks_N=None, first_tokens=first_tokens, dtype="float32")
     outs, totals = [], []
-    for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
+    new = [None] * len(ragged.rectangles) if new_TX is None else ragged.split(new_TX)
+    for q_YWNH, row_YWX, rectangle in zip(ragged.split(q_TNH), new, ragged.rectangles, strict=True):
         bounds = mask.on_chip(reference.bounds(rectangle, options), chip, chips)
-        out_YWNH, total_YWN = chosen.attend_part(
-            q_YWNH, Stretch(pages, rectangle.tables[group], bounds), rectangle.valid_YW,
-            page_format, local,
-        )  # fmt: skip
+        stretch = Stretch(pages, rectangle.tables[group], bounds)
+        told = stretch, rectangle.valid_YW, page_format, local
+        if row_YWX is None:
+            assert chosen.attend_part is not None
+            out_YWNH, total_YWN = chosen.attend_part(q_YWNH, *told)
+        else:
+            assert chosen.append_and_attend_part is not None
+            out_YWNH, total_YWN, pages = chosen.append_and_attend_part(
+                q_YWNH, row_YWX, rectangle.kv_position_YW, (chip, chips), *told
+            )
         outs.append(out_YWNH)
         totals.append(total_YWN)
     total_TN = ragged.pack(totals)
@@ -248,7 +260,7 @@ def _attend_divided(
         total_CTN = jnp.concatenate([total_CTN, sinks_1TN])
     share_TN1 = jax.nn.softmax(total_CTN, axis=0)[chip][..., None]
     weighted_TNH = (ragged.pack(outs) * share_TN1).astype(q_TNH.dtype)
-    return collectives.total(weighted_TNH, CONTEXT).astype(options.dtype)
+    return collectives.total(weighted_TNH, CONTEXT).astype(options.dtype), pages
 
 
 def _rotated(

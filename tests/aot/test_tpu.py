@@ -217,12 +217,16 @@ def test_the_report_of_a_mixture_agrees_with_the_planner(target, name, mesh):
     programs.check_report(target, "pallas_tpu", name, mesh, num_layers=2)
 
 
-@pytest.mark.parametrize("target, mesh", [
-    ("v5e:2x2", Mesh(context=2)), ("v5e:2x2", Mesh(context=2, model=2)),
-    ("v6e:2x2", Mesh(context=2)), ("v6e:2x2", Mesh(context=2, model=2)),
+@pytest.mark.parametrize("target, name, mesh, more", [
+    ("v5e:2x2", "llama3-8b", Mesh(context=2), {}),
+    ("v5e:2x2", "llama3-8b", Mesh(context=2, model=2), {"max_seqs": 1}),
+    ("v6e:2x2", "llama3-8b", Mesh(context=2), {"max_seqs": 1}),
+    ("v6e:2x2", "llama3-8b", Mesh(context=2, model=2), {}),
+    ("v5e:2x2", "deepseek-v2-lite", Mesh(context=2, model=2), {"cache": "int8"}),
 ], ids=str)  # fmt: skip
-def test_the_report_of_divided_tokens_agrees_with_the_planner(target, mesh):
-    programs.check_report(target, "pallas_tpu", mesh=mesh)
+def test_the_report_of_divided_tokens_agrees_with_the_planner(target, name, mesh, more):
+    """A lone row is gathered as others are, and pages of any format stay in place."""
+    programs.check_report(target, "pallas_tpu", name, mesh, **more)
 
 
 @pytest.mark.parametrize(

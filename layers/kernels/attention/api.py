@@ -35,7 +35,8 @@ def implementation(name: str) -> Implementation:
 
         return Implementation(
             tpu.limit, tpu.layout, tpu.write, tpu.attend_pages, tpu.append_and_attend,
-            attend_part=tpu.attend_part, pads_bytes=True,
+            attend_part=tpu.attend_part, append_and_attend_part=tpu.append_and_attend_part,
+            pads_bytes=True,
         )  # fmt: skip
     if name == "jax_tpu":
         from layers.kernels.attention import jax_tpu

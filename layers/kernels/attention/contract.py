@@ -223,6 +223,28 @@ class AttendPart(Protocol):
     ) -> tuple[jax.Array, jax.Array]: ...
 
 
+class AppendAndAttendPart(Protocol):
+    """`Write` and `AttendPart` in one kernel: what the latter returns, and the pages with the rows
+    of those valid tokens that the chip holds.
+
+    Args:
+        row_YWX, kv_position_YW: of all tokens.
+        share: which chip this is, and how many divide the tokens (`mask.on_chip`).
+    """
+
+    def __call__(
+        self,
+        q_YWNH: jax.Array,
+        row_YWX: jax.Array,
+        kv_position_YW: jax.Array,
+        share: tuple[jax.Array | int, int],
+        stretch: Stretch,
+        valid_YW: jax.Array,
+        page_format: PageFormat,
+        options: Options = PLAIN,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]: ...
+
+
 class AppendAndAttend(Protocol):
     """`Write` and `AttendPages` of a rectangle in one kernel: the attention, and the pages with the
     valid tokens' rows.
@@ -256,4 +278,5 @@ class Implementation(NamedTuple):
     index_scores: IndexScores | None = None  # None: XLA's products (`layers/mixers/indexer.py`)
     attend_stretches: AttendStretches | None = None  # None: the reference's
     attend_part: AttendPart | None = None  # None: no chips divide the tokens of a sequence
+    append_and_attend_part: AppendAndAttendPart | None = None  # where one kernel does both
     pads_bytes: bool = False

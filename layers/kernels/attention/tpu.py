@@ -149,7 +149,7 @@ def append_and_attend(
     """`contract.AppendAndAttend`; `interpret` as in `attend_pages`."""
     stretch, is_chain = _stretch(pages, rectangle, group, options), _is_chain(rectangle)
     out_YWNH, _, pages = _attend(
-        q_YWNH, (row_YWX, rectangle.kv_position_YW), stretch, rectangle.valid_YW, page_format,
+        q_YWNH, _New(row_YWX, rectangle.kv_position_YW), stretch, rectangle.valid_YW, page_format,
         options, interpret, is_chain,
     )  # fmt: skip
     return out_YWNH, pages
@@ -172,6 +172,37 @@ def attend_part(
     return out_YWNH, total_YWN
 
 
+def append_and_attend_part(
+    q_YWNH: jax.Array,
+    row_YWX: jax.Array,
+    kv_position_YW: jax.Array,
+    share: tuple[jax.Array | int, int],
+    stretch: Stretch,
+    valid_YW: jax.Array,
+    page_format: PageFormat,
+    options: Options = PLAIN,
+    *,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`contract.AppendAndAttendPart`; `interpret` as in `attend_pages`."""
+    out_YWNH, total_YWN, pages = _attend(
+        q_YWNH, _New(row_YWX, kv_position_YW, share), stretch, valid_YW, page_format, options,
+        interpret, has_totals=True,
+    )  # fmt: skip
+    assert total_YWN is not None
+    return out_YWNH, total_YWN, pages
+
+
+class _New(NamedTuple):
+    """Rows of tokens [Y, W, ...] that pages get, their KV positions, and which of several chips is
+    to store its own of them.
+    """
+
+    row_YWX: jax.Array
+    kv_position_YW: jax.Array
+    share: tuple[jax.Array | int, int] | None = None
+
+
 def _stretch(pages: jax.Array, rectangle: Rectangle, group: int, options: Options) -> Stretch:
     bounds = mask_bounds(rectangle, options.window, options.chunked)
     return Stretch(pages, rectangle.tables[group], bounds)
@@ -184,7 +215,7 @@ def _is_chain(rectangle: Rectangle) -> bool:
 
 def _attend(
     q_YWNH: jax.Array,
-    new: tuple[jax.Array, jax.Array] | None,
+    new: _New | None,
     stretch: Stretch,
     valid_YW: jax.Array,
     page_format: PageFormat,
@@ -193,9 +224,7 @@ def _attend(
     is_chain: bool = True,
     has_totals: bool = False,
 ) -> tuple[jax.Array, jax.Array | None, jax.Array]:
-    """Attention, float32, on demand log-sum-exps, and the pages with what is new: rows of tokens
-    and their KV positions.
-    """
+    """Attention, float32, on demand log-sum-exps, and the pages with what is new."""
     pages, table_YP, bounds = stretch
     if page_format.values_in_keys:
         q_YWNH = _padded(q_YWNH, pages.shape[2])
@@ -213,20 +242,21 @@ def _attend(
     table_ZP = jnp.repeat(table_YP, Z // Y, axis=0)
     count_Z = valid_ZW.sum(1, dtype=jnp.int32)
     start_Z, stop_Z = visible_pages(bounds, valid_ZW, page_tokens)
-    new_rows: _New = ()
+    new_rows: _NewRows = ()
     kv_position_Z = waits_Z = jnp.zeros_like(count_Z)
     if new is not None:
-        row_YWX, kv_position_YW = new
-        kv_position_Z = tiling.split(kv_position_YW)[:, 0]
-        row_YWX = _padded(row_YWX.reshape(Y, W, -1), pages.shape[2])
+        kv_position_Z = tiling.split(new.kv_position_YW)[:, 0]
+        row_ZWX = tiling.split(_padded(new.row_YWX.reshape(Y, W, -1), pages.shape[2]))
+        if new.share is not None:
+            row_ZWX, kv_position_Z, count_Z = _own(row_ZWX, kv_position_Z, count_Z, *new.share)
         if width == 1 and not page_format.is_quantized:
             # A head's key or value is a row, as XLA has them.
-            row_ZXH = tiling.split(row_YWX).reshape(Z, -1, H)
+            row_ZXH = row_ZWX.reshape(Z, -1, H)
             parts = jnp.split(row_ZXH, row_ZXH.shape[1] // page_format.kv_heads, axis=1)
             new_rows = tuple(part.astype(jnp.float32) for part in parts)
         else:
-            row_YWX = page_rows.encode(row_YWX, pages)
-            new_rows = _aligned(tiling.split(row_YWX), kv_position_Z, _group(page_format))
+            row_ZWX = page_rows.encode(row_ZWX, pages)
+            new_rows = _aligned(row_ZWX, kv_position_Z, _group(page_format))
         waits_Z = _waits(table_ZP, kv_position_Z // page_tokens, count_Z)
     next_Z = _next(stop_Z > start_Z)
     rows = _Rows(table_ZP, start_Z, stop_Z, next_Z, kv_position_Z, count_Z, waits_Z)
@@ -245,6 +275,24 @@ def _attend(
 def _padded(x_ZX: jax.Array, width: int) -> jax.Array:
     missing = width - x_ZX.shape[-1]
     return jnp.pad(x_ZX, (*((0, 0),) * (x_ZX.ndim - 1), (0, missing))) if missing else x_ZX
+
+
+def _own(
+    row_ZWX: jax.Array,
+    kv_position_Z: jax.Array,
+    count_Z: jax.Array,
+    chip: jax.Array | int,
+    chips: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Of a row's tokens those of one of several chips, the index there of the first (0 where there
+    are none, the beginning of a group), and how many they are.
+    """
+    width = row_ZWX.shape[1]
+    first_Z = (chip - kv_position_Z) % chips
+    nth_ZW = jnp.minimum(first_Z[:, None] + chips * jnp.arange(-(-width // chips)), width - 1)
+    own_count_Z = (count_Z - first_Z + chips - 1) // chips
+    index_Z = jnp.where(own_count_Z > 0, (kv_position_Z + first_Z) // chips, 0)
+    return jnp.take_along_axis(row_ZWX, nth_ZW[:, :, None], axis=1), index_Z, own_count_Z
 
 
 def _group(page_format: PageFormat) -> int:
@@ -291,7 +339,7 @@ class _Rows(NamedTuple):
 
 
 # Of a token a row a tuple of its parts [Z, K, H], perhaps none; of more [Z, S, X].
-_New = jax.Array | tuple[jax.Array, ...]
+_NewRows = jax.Array | tuple[jax.Array, ...]
 _Ref = pl.MemoryRef | pltpu.SemaphoreType
 
 
@@ -312,7 +360,7 @@ def _attend_tiles(
     q_ZKUH: jax.Array,
     bounds: MaskBounds,  # i32[Z, U] each
     sinks_KU: jax.Array,
-    new: _New,
+    new: _NewRows,
     pages: jax.Array,
     page_format: PageFormat,
     score_cap: float | None,

@@ -40,25 +40,26 @@ _CASES = {  # (N, K), query tokens, head width, dtype, sight, cap, of the pages
     "int8": ((8, 2), 1, 64, "bfloat16", None, None, {"stored": "int8"}),
     "int8, a latent": ((16, 1), 3, 192, "bfloat16", 100, None, _LATENT | {"stored": "int8"}),
 }
-_GPU = {"interpret": HOPPER}
+_GPU, _TPU = {"interpret": HOPPER}, {"interpret": pltpu.InterpretParams(detect_races=True)}
 _IMPLEMENTATIONS = {
     "reference": (reference.attend_part, {}),
     "ffi_cpu": (ffi_cpu.attend_part, {}),
     "pallas_gpu": (gpu.attend_part, _GPU),
     "pallas_gpu, splits": (gpu.attend_part, _GPU | {"num_splits": 2}),
-    "pallas_tpu": (tpu.attend_part, {"interpret": pltpu.InterpretParams(detect_races=True)}),
+    "pallas_tpu": (tpu.attend_part, _TPU),
+    "pallas_tpu, appended": (tpu.append_and_attend_part, _TPU),
 }
 
 
-def _parts(case, name: str):
+def _parts(case, pages, name: str):
     """Pages of each chip, as an implementation lays them out."""
-    pages, S = np.asarray(case.pages), case.page_tokens
+    pages, S = np.asarray(pages), case.page_tokens
     for chip in range(_CHIPS):
         part = np.broadcast_to(pages[0, -1], pages.shape).copy()  # poisoned
         for length, table_P in zip(case.lengths, case.table_YP, strict=True):
             at = np.arange(chip, length, _CHIPS)
             part[table_P[at // _CHIPS // S], at // _CHIPS % S] = pages[table_P[at // S], at % S]
-        if name == "pallas_tpu":
+        if name.startswith("pallas_tpu"):
             width = tpu.layout(1, S, case.page_format).shape[2]
             part = np.pad(part, ((0, 0), (0, 0), (0, width - part.shape[2])))
         elif name.startswith("pallas_gpu") and case.page_format.is_quantized:
@@ -66,7 +67,8 @@ def _parts(case, name: str):
         yield chip, jnp.asarray(part)
 
 
-_CANNOT = ("pallas_tpu", "first tokens"), ("pallas_gpu, splits", "a prompt")
+_CANNOT = [("pallas_gpu, splits", "a prompt")]
+_CANNOT += [(name, "first tokens") for name in _IMPLEMENTATIONS if name.startswith("pallas_tpu")]
 # Of Hopper's, which take seconds each.
 _SOON = ("pallas_gpu", "one token"), ("pallas_gpu, splits", "drafts, window")
 _LATER = [(name, case) for name in _IMPLEMENTATIONS for case in _CASES
@@ -95,18 +97,25 @@ def test_parts_of_a_softmax_make_the_whole(name, case, monkeypatch):
     local = whole._replace(first_tokens=-(-whole.first_tokens // _CHIPS))
 
     @compiling.jit
-    def part(q_YWNH, pages, rectangle, chip):
+    def part(q_YWNH, row_YWX, pages, rectangle, chip):
         bounds = mask.on_chip(reference.bounds(rectangle, whole), chip, _CHIPS)
-        stretch = Stretch(pages, rectangle.tables[0], bounds)
-        return attend(q_YWNH, stretch, rectangle.valid_YW, drawn.page_format, local, **sizes)
+        told = Stretch(pages, rectangle.tables[0], bounds), rectangle.valid_YW
+        new = (row_YWX, rectangle.kv_position_YW, (chip, _CHIPS)) if is_new else ()
+        return attend(q_YWNH, *new, *told, drawn.page_format, local, **sizes)
 
-    q_YWNH, _, rectangle = drawn.arguments
-    outs, totals = [], []
-    for chip, pages in _parts(drawn, name):
+    q_YWNH, pages, rectangle = drawn.arguments
+    outs, totals, row_YWX, is_new = [], [], None, name.endswith("appended")
+    written = [part for _, part in _parts(drawn, pages, name)]
+    if is_new:
+        row_YWX, pages = paged_case.take_newest(pages, rectangle)
+    for chip, chip_pages in _parts(drawn, pages, name):
         with blocks_in_order() if "splits" in name else contextlib.nullcontext():
-            out_YWNH, total_YWN = jax.block_until_ready(part(q_YWNH, pages, rectangle, chip))
+            found = jax.block_until_ready(part(q_YWNH, row_YWX, chip_pages, rectangle, chip))
+        out_YWNH, total_YWN = found[:2]
+        if is_new:
+            np.testing.assert_array_equal(found[2], written[chip])
         check_races(HOPPER if name.startswith("pallas_gpu") else None)
-        assert name != "pallas_tpu" or not interpreted_tpu.races.races_found
+        assert not name.startswith("pallas_tpu") or not interpreted_tpu.races.races_found
         assert out_YWNH.dtype == total_YWN.dtype == jnp.float32
         valid_YW = drawn.valid_YW
         assert np.isfinite(out_YWNH[valid_YW]).all()
