@@ -398,6 +398,28 @@ def check_run(name: str, target_name: str) -> None:
     whole = dataclasses.replace(config, model=presets.get(run.model).config)
     shapes = enumerate_shapes(config.engine)
     assert run.mesh.num_chips == target.num_devices and predict(whole, target, shapes).fits
+    _check_greedy_step(config, target)
+
+
+def check_long_context(target_name: str, name: str, mesh: Mesh, num_tokens: int) -> None:
+    """A lone sequence of so many tokens fits; of two layers a chip holds its part, to a page, and
+    the greedy step is as planned.
+    """
+    target = targets.parse(target_name)
+    model = dataclasses.replace(presets.get(name).config, max_context=num_tokens)
+    engine = EngineConfig.of(max_seqs=1, max_context=num_tokens)
+    config = Config(model, engine, mesh).for_platform(target.platform, target.pads_bytes)
+    whole = config.with_room(1)
+    assert predict(whole, target, enumerate_shapes(whole.engine)).fits
+    part = dataclasses.replace(config, model=dataclasses.replace(model, num_layers=2)).with_room(1)
+    (page_bytes,) = part._page_bytes
+    page_tokens = part.chip_page_tokens
+    pages = _check_greedy_step(part, target)["cache"] // page_bytes - 1  # without page 0
+    assert 0 <= pages * page_tokens - num_tokens / mesh.context < page_tokens
+
+
+def _check_greedy_step(config: Config, target: targets.Target) -> dict[str, int]:
+    """Bytes of a chip's arguments."""
     absent = AbsentEngine(config, target)
     (step,) = absent.steps(absent.usual_shapes()[:1])
     assert isinstance(step, CompiledStep) and step.shape.greedy, step
@@ -406,7 +428,8 @@ def check_run(name: str, target_name: str) -> None:
     kinds = step.program.collectives.items()
     found = {kind: (count, step.program.collective_bytes[kind]) for kind, count in kinds}
     assert found == exchanged(absent.config, target, step.shape, absent.several_hosts)
-    print(f"{name}: {held}, {found}, compiled in {step.compile_s:.1f} s")
+    print(f"{config.model.name}: {held}, {found}, compiled in {step.compile_s:.1f} s")
+    return dict(held)
 
 
 def launches_a_layer(one_layer, two_layers):

@@ -229,6 +229,11 @@ def test_the_report_of_divided_tokens_agrees_with_the_planner(target, name, mesh
     programs.check_report(target, "pallas_tpu", name, mesh, **more)
 
 
+@pytest.mark.parametrize("mesh", [Mesh(context=4, model=4), Mesh(context=8, model=2)], ids=str)
+def test_a_million_tokens_are_divided_over_sixteen_chips(mesh):
+    programs.check_long_context("v5e:4x4", "llama3-8b", mesh, 1_000_000)
+
+
 @pytest.mark.parametrize(
     "name, target", [("v5e_8_llama8b", "v5e:2x4"), ("v5p_64_llama70b", "v5p:2x4x4")]
 )

@@ -276,6 +276,24 @@ def _program(config, shape):
     return Executables(config, attention, backend, values, cache, slots, mesh).step(shape).as_text()
 
 
+def test_attention_is_summed_in_the_models_precision_but_on_a_cpu():
+    """Whose compiler sums no bfloat16."""
+    model, mesh, shape = (
+        fakes.llama("bfloat16"),
+        Mesh(context=2, model=2),
+        StepShape((4, 1), (0, 16), greedy=True),
+    )
+    config = Config(model, EngineConfig.of(max_seqs=4, page_tokens=8, cache_bytes=1 << 20), mesh)
+    cpu, tpu = (prediction.exchanged(config, targets.parse(it), shape) for it in ("cpu", "v5e:2x2"))
+    found = program.read(_program(config, shape))
+    assert cpu == {
+        kind: (count, found.collective_bytes[kind]) for kind, count in found.collectives.items()
+    }
+    mixer = model.layers[0].mixer
+    attended = model.num_layers * shape.num_tokens * mixer.num_heads // 2 * mixer.head_width
+    assert cpu["all-reduce"][1] - tpu["all-reduce"][1] == 2 * attended
+
+
 @pytest.mark.parametrize("name, mesh", _CASES, ids=lambda it: str(it).replace(",", " "))
 def test_a_decode_step_exchanges_what_the_planner_says(name, mesh):
     """In kinds, numbers and bytes: nothing along `data`; along `model` a sum of the embedding, one

@@ -36,9 +36,7 @@ def test_attention_falls_as_one_by_the_chips(model, work, chips):
 @pytest.mark.parametrize("chips", [2, 4, 8])
 def test_the_cache_falls_as_one_by_the_chips_to_a_page(model, chips):
     engine = EngineConfig.of(max_seqs=1, max_context=_TOKENS, page_tokens=_PAGE)
-    whole, part = (
-        Config(model, engine, Mesh(model=2, context=n)).with_room(1) for n in (1, chips)
-    )
+    whole, part = (Config(model, engine, Mesh(model=2, context=n)).with_room(1) for n in (1, chips))
     (page_bytes,) = model.page_bytes(_PAGE)
     page_bytes //= 2  # half of the heads
     pages = [-(-_TOKENS // (_PAGE * n)) for n in (1, chips)]

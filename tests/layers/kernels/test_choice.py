@@ -12,6 +12,7 @@ from configs.cache import keys_values, latent
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.hardware import catalog
+from configs.mesh import Mesh
 from inference.checkpoints import weight_formats
 from inference.runtime import model_runner
 from layers.kernels import autotune, tuning
@@ -548,6 +549,26 @@ def _named(part: str) -> Config:
 def _mesh() -> jax.sharding.AbstractMesh:
     described = jax.sharding.AbstractDevice(_H200.kind, _H200.num_cores, "cuda")
     return jax.sharding.AbstractMesh((1,), ("x",), abstract_device=described)
+
+
+@pytest.mark.parametrize("platform, described, name", [
+    ("gpu", (_H200.kind, _H200.num_cores, "cuda"), "pallas_gpu"),
+    ("tpu", (_V6E.kind, 1, "tpu"), "pallas_tpu"),
+])  # fmt: skip
+def test_chips_that_divide_tokens_take_the_kernels_that_one_takes(platform, described, name):
+    """Others are refused by name."""
+    model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=64)
+    mesh = jax.sharding.AbstractMesh(
+        (1,), ("x",), abstract_device=jax.sharding.AbstractDevice(*described)
+    )
+    for attention in (None, name, "jax_tpu"):
+        config = Config(model, EngineConfig.of(attention=attention), Mesh(context=2))
+        with jax.sharding.use_abstract_mesh(mesh):
+            if attention == "jax_tpu":
+                with pytest.raises(InputError, match="jax_tpu reads all tokens of a sequence"):
+                    api.choose(config.for_platform(platform, pads_bytes=True))
+            else:
+                assert api.choose(config.for_platform(platform, pads_bytes=True)) == (name, {})
 
 
 def test_the_device_may_be_one_that_is_not_there():
