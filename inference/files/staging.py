@@ -109,14 +109,14 @@ def published(path: Path, last: str = "") -> str:
 
 def fetch_directory(path: Path) -> None:
     """Fetches what a store has of a directory of ours for a URL and is not here. Raises InputError
-    if it cannot be read or written, or is damaged.
+    if it cannot be read or written, is damaged, or a key is no path.
     """
     from inference.files import mirror  # brings numpy
 
     if (url := _url(path)) is None:
         return
     for item in object_store.listed(url):
-        file = path / item.url.removeprefix(f"{url}/")
+        file = place(item.url)
         if file.exists():
             continue
         try:
