@@ -17,9 +17,11 @@ from unittest.mock import Mock
 import pytest
 
 from configs.errors import InputError
+from configs.mesh import Mesh
 from inference import follower
 from inference.request import SamplingParams
 from sharding import hosts, links
+from sharding import mesh as meshes
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "tests" / "golden" / "llama-tokenizer"
@@ -236,6 +238,12 @@ def test_a_port_that_is_taken_is_named(monkeypatch, offset):
         expected = f"host 0 cannot listen at localhost:{port + offset}: Address already in use"
         with pytest.raises(InputError, match=expected):
             hosts.start(f"localhost:{port}", 2, 0)
+
+
+def test_chips_that_hosts_cannot_share_are_refused(monkeypatch):
+    monkeypatch.setattr(hosts, "_current", hosts.Hosts(0, 3))
+    with pytest.raises(InputError, match="mesh model=4: 4 chips are not equal parts of 3 hosts"):
+        meshes.provide(Mesh(model=4), 4)
 
 
 def test_parameters_arrive_as_they_were_sent():
