@@ -148,12 +148,12 @@ class Config:
         self.prefill.check(self.mesh, self.model, self.engine.scheduling.policy)
         heads.check_draft(
             self.draft, self.model, drafts.proposer, drafts.levels, self.max_context,
-            self.mesh.num_chips > 1 or self.prefill.chips > 0,
+            self.mesh.num_chips > 1 or self.prefill.is_apart,
         )  # fmt: skip
         if drafts.has_tree:
             heads.check_branches(self.cached_model)
         if requests.prompt_budgets:
-            check_budgets(self.model, drafts.proposer, self.num_chips)
+            check_budgets(self.model, drafts.proposer, self.num_chips, self.prefill.hosts)
         limit, vocab = self.engine.max_context, self.model.vocab_size
         if limit is not None and not 1 <= limit <= self.model.max_context:
             raise InputError(
@@ -166,7 +166,7 @@ class Config:
                 f"vocabulary ({vocab})"
             )
         self._check_cache()
-        if self.prefill.chips:
+        if self.prefill.is_apart:
             try:
                 self.for_prefill()
             except InputError as error:
@@ -207,7 +207,7 @@ class Config:
         return self.prefill.first(self.mesh) + self.prefill.chips
 
     def for_prefill(self) -> "Config":
-        """Returns the configuration of the chips of `prefill`."""
+        """Returns the configuration of the chips of `prefill`, in this process or another."""
         engine, prefill = self.engine, self.prefill
         engine = engine.without_drafts().replace(
             chunked_prefill=True, overcommit=True, penalties=False, grammars=False,
@@ -217,7 +217,7 @@ class Config:
                 engine.cache.cache_bytes if prefill.cache_bytes is None else prefill.cache_bytes
             ),
         )  # fmt: skip
-        mesh = Mesh(model=prefill.chips)
+        mesh = Mesh(model=prefill.chips or self.mesh.model)
         return dataclasses.replace(self, engine=engine, mesh=mesh, prefill=TOGETHER)
 
     @functools.cached_property

@@ -387,4 +387,6 @@ def check_draft(
     if (draft.dtype, draft.cache_dtype) != (target.dtype, target.cache_dtype):
         raise InputError(f"{draft.name} cannot draft: its dtype, or its cache's, is another")
     if is_divided:
-        raise InputError(f"with {kinds[str(needed)]} there is one chip, without prefill.chips")
+        raise InputError(
+            f"with {kinds[str(needed)]} there is one chip, without prefill.chips or hosts"
+        )

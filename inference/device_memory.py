@@ -3,7 +3,8 @@ prefill.
 """
 
 from configs.errors import InputError
-from inference.prefill_worker import PrefillWorker
+from inference.prefill.prefiller import Prefiller
+from inference.prefill.worker import PrefillWorker
 from inference.runtime.model_runner import Copies, ModelRunner
 from layers.params import Params
 
@@ -11,10 +12,11 @@ from layers.params import Params
 class DeviceMemory:
     """Fills, frees and changes it on all devices at once."""
 
-    def __init__(self, runner: ModelRunner, worker: PrefillWorker | None):
-        """`runner` decodes, `worker` prefills for it, if that is not the same."""
-        self._runner, self._worker = runner, worker
-        self._runners = [part for part in (runner, worker and worker.model_runner) if part]
+    def __init__(self, runner: ModelRunner, prefiller: Prefiller | None):
+        """`runner` decodes; `prefiller` prefills for it, if that is not the same."""
+        self._runner = runner
+        self._worker = prefiller if isinstance(prefiller, PrefillWorker) else None
+        self._runners = [runner, *(prefiller.runners if prefiller else ())]
         self._copies: list[Copies] | None = None  # of each runner, on the host while all is free
 
     @property

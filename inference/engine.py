@@ -14,7 +14,7 @@ from configs import overrides
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.settings.section import paths
-from inference import new_weights, prefill_worker
+from inference import new_weights
 from inference.checkpoints import classifiers, resolve, weight_formats
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
@@ -25,7 +25,7 @@ from inference.new_weights import ParamsVersions
 from inference.open_requests import OpenRequests
 from inference.outputs import Completion, RequestOutput
 from inference.planner import cache_policy
-from inference.prefill_worker import PrefillWorker
+from inference.prefill import places, worker
 from inference.prompt_reader import PromptReader
 from inference.request import SamplingParams
 from inference.request_batch import Prompt, RequestBatch
@@ -61,19 +61,17 @@ class Engine(PromptReader):
         sequence whose request does not ignore them; `why_no_text` begins the error for a text where
         there is no tokenizer.
         """
-        expected, prompts = prefill_worker.divide(config, expected)
+        expected, prompts = worker.divide(config, expected)
         self.model_runner = ModelRunner(config, params, expected, executables=executables)
         self.config = config = self.model_runner.config
-        self._prefill: PrefillWorker | None = None
-        if config.prefill.chips:
-            self._prefill = PrefillWorker(config, self.model_runner, prompts)
-        self._memory = DeviceMemory(self.model_runner, self._prefill)
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids if isinstance(eos_ids, Set) else frozenset(eos_ids)
         self.input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
         self.scheduler = Scheduler(config, *cache_policy.of_caches(config))
         if config.engine.drafts.adapt_drafts:
             self.scheduler.draft_policy = AdaptiveDrafts(config.engine)
+        self._prefill = places.prefiller(config, self.model_runner, self.scheduler, prompts)
+        self._memory = DeviceMemory(self.model_runner, self._prefill)
         self._steps = StepsInFlight(self.scheduler, self.model_runner)
         self.records = self._steps.records
         self._requests = OpenRequests(self.scheduler, tokenizer)
@@ -94,7 +92,7 @@ class Engine(PromptReader):
     @property
     def is_compiling(self) -> bool:
         """Whether a step is being compiled; any thread may ask."""
-        runners = [part.model_runner for part in (self, self._prefill) if part]
+        runners = [self.model_runner, *(self._prefill.runners if self._prefill else ())]
         return any(runner.executables.is_compiling for runner in runners)
 
     @classmethod
@@ -160,6 +158,7 @@ class Engine(PromptReader):
         ends = EndTokens(tokenizer, checkpoint.eos_ids)  # found while weights are read
         engine = cls(config, read, tokenizer, ends, why_no_text, expected, executables)
         engine._declared, engine.classifier = checkpoint.config, classifier
+        places.connect(engine._prefill, engine.model_runner, checkpoint)
         return engine
 
     def add_request(self, prompt: Prompt, params: SamplingParams, output: Items[int] = ()) -> int:
@@ -302,6 +301,7 @@ class Engine(PromptReader):
         """
         self._check_awake()
         hosts.current().check_alone("update_params")
+        self._check_params_stay("update_params")
         classifier = self._classifier_of(source)
         params = new_weights.find(source, self.config, self._declared, progress)()
         self._finish_steps()
@@ -359,6 +359,7 @@ class Engine(PromptReader):
             raise InputError("the engine does not sleep: there is nothing to wake")
         classifier, params = self.classifier, None
         if source is not None:
+            self._check_params_stay("wake with other weights")
             classifier = self._classifier_of(source)
             params = new_weights.find(source, self.config, self._declared)()
         has_pages = self._memory.restore(params)
@@ -383,6 +384,10 @@ class Engine(PromptReader):
         if self._memory.is_free:
             raise InputError("the engine sleeps: wake() it first")
 
+    def _check_params_stay(self, what: str) -> None:
+        if self._prefill:
+            self._prefill.check_params_stay(what)
+
     def _finish_steps(self) -> None:
         try:
             if self._prefill:
@@ -399,8 +404,10 @@ class Engine(PromptReader):
     def _fail(self, fault: SequenceFault) -> None:
         """Ends the sequence that a fault lies in; the others go on from their tokens."""
         self.rebuild()
-        owner = self._prefill if self._prefill and fault.sequence.sends_pages else self
-        owner.scheduler.fail(fault)
+        if self._prefill and fault.sequence.sends_pages:
+            self._prefill.fail(fault)
+        else:
+            self.scheduler.fail(fault)
 
     def _forget_pages(self) -> None:
         """All that was computed is to be computed again."""

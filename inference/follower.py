@@ -1,21 +1,17 @@
 """What the engine of another host than host 0 does: what host 0's does, step by step."""
 
 import contextlib
-import dataclasses
 import hashlib
 from typing import NoReturn
-
-import jax
 
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.settings import section
-from inference.checkpoints import provenance
+from inference import alike
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.engine import Engine
 from inference.request import SamplingParams
 from inference.runtime.model_runner import for_this_device
-from inference.runtime.serialization import key
 from sharding import hosts
 
 
@@ -64,18 +60,12 @@ def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:
     if hosts.current().count == 1:
         return
     config, attention = for_this_device(config)
-    facts = {
-        "version of jax": jax.__version__,
-        "code": key.sources(),
-        "implementation of attention": attention,
-    }
-    for field in dataclasses.fields(config.model):
-        facts[f"model.{field.name}"] = repr(getattr(config.model, field.name))
+    facts = alike.of_model(config, checkpoint)
+    facts["implementation of attention"] = attention
     for name, value in section.values(config.engine).items():
         facts[section.paths(EngineConfig)[name]] = repr(value)
     facts["mesh"] = str(config.mesh)
     if checkpoint is not None:
-        facts["checkpoint"] = provenance.weights_digest(checkpoint)[:16]
         facts["end tokens"] = str(checkpoint.eos_ids)
         facts["tokenizer and other files"] = _texts(checkpoint)
     hosts.current().compare(facts)

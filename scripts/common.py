@@ -200,8 +200,9 @@ def check_one_chip(config: Config, reader: str) -> None:
 
 def check_together(config: Config, reader: str) -> None:
     """Raises InputError if other chips compute prompts than decode."""
-    if config.prefill.chips:
-        raise InputError(f"{reader} predicts chips that do both: leave prefill.chips out")
+    if config.prefill.is_apart:
+        name = "prefill.hosts" if config.prefill.hosts else "prefill.chips"
+        raise InputError(f"{reader} predicts chips that do both: leave {name} out")
 
 
 def _prepare(config: Config) -> None:
@@ -287,6 +288,8 @@ def load_engine(
         config = weight_formats.drawn(config)
         if config.draft is not None:
             raise InputError("a model that drafts goes with a checkpoint, not with random weights")
+        if config.prefill.hosts is not None:
+            raise InputError("prefill.hosts goes with a checkpoint, not with random weights")
         values = linear.random_params(config, decoder.param_infos(config.model))
         engine = Engine(config, values, executables=executables())
     else:
@@ -307,7 +310,7 @@ def load_engine(
     chips = [str(config.mesh)] if config.mesh.num_chips > 1 else []
     draft_name = None if config.draft is None else config.draft.name
     fields: dict[str, object] = {"cache": config.model.cache_format, "draft": draft_name}
-    fields["prefill.chips"] = config.prefill.chips or None
+    fields |= {"prefill.chips": config.prefill.chips or None, "prefill.hosts": config.prefill.hosts}
     if hosts.current().index:
         follower.follow(engine)
     named = [f"{name}={value}" for name, value in fields.items() if value is not None]

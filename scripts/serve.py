@@ -11,9 +11,9 @@ import re
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from absl import flags
 
@@ -49,10 +49,21 @@ _BATCH_DIR = flags.DEFINE_string(
     "Directory of files and batches of clients, which a restart continues; default: a temporary "
     "one, which ends with the server.",
 )  # fmt: skip
+_ROLE = flags.DEFINE_enum(
+    "role", None, ["prefill", "decode"],
+    "prefill: compute prompts for other servers, which connect to --host and --port; no HTTP. "
+    "decode: serve, and have prompts computed there (--set prefill.hosts=HOST:PORT,...). "
+    "Default: serve, with prompts computed where the configuration says.",
+)  # fmt: skip
 for _module in (common, host_flags, http_flags, serving_flags):
     flags.adopt_module_key_flags(_module)
 
 UNREAD = ("json", "engine_socket")
+_UNREAD_BY_PREFILL = (
+    "api_key_file", "allowed_hosts", "allowed_origins", "root_path", "otlp_endpoint", "batch_dir",
+    "request_timeout", "max_queue_s", "drain_timeout", "tool_call_parser", "served_model_name",
+    "max_logprobs", "pooling", "hosts", "host_index", "coordinator",
+)  # fmt: skip
 
 
 def main(_: Sequence[str]) -> None:
@@ -60,14 +71,16 @@ def main(_: Sequence[str]) -> None:
     if _SOCKET.value is not None:
         from inference.server.engine_process import entry
 
-        entry.serve(_SOCKET.value, _load)
+        load: Callable[[Report], ServedEngine] = _load
+        entry.serve(_SOCKET.value, _compute_prompts if _ROLE.value == "prefill" else load)
         return
     from inference.server.client.following import Following
     from inference.server.client.launch import Subprocess
 
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
-    if host_flags.place().index:
-        following = Following(launcher, _RESTART.value, _DRAIN_S.value, common.say)
+    if host_flags.place().index or _ROLE.value == "prefill":
+        drain_s = 0.0 if _ROLE.value == "prefill" else _DRAIN_S.value
+        following = Following(launcher, _RESTART.value, drain_s, common.say)
         asyncio.run(following.run())
         return
     from inference.server.batches.batch_service import BatchService
@@ -185,6 +198,12 @@ def check_flags() -> None:
         raise InputError(f"--max_logprobs is between 0 and 20, not {_MAX_LOGPROBS.value}")
     serving_flags.chat_template()
     host_flags.place()
+    if _ROLE.value == "prefill":
+        common.check_unread("serve --role=prefill", _UNREAD_BY_PREFILL)
+        if not _PORT.value:
+            raise InputError(
+                "--port=0: must be a port that other servers know, with --role=prefill"
+            )
     for flag in (_REQUEST_S, _QUEUE_S, _DRAIN_S):
         if not 0 <= flag.value < 1e6:
             raise InputError(f"--{flag.name} is a number of seconds, not {flag.value}")
@@ -197,14 +216,21 @@ def engine_needs() -> dict[str, Any]:
         "penalties": True, "top_logprobs": _MAX_LOGPROBS.value,
         "grammars": grammar.is_available(), "embeddings": True,
     }  # fmt: skip
-    for name, flag in (("max_context", _MAX_MODEL_LEN), ("max_seqs", _MAX_NUM_SEQS)):
-        if flag.value is not None:
-            needs[name] = flag.value
-    return needs
+    return needs | _sizes()
+
+
+def _sizes() -> dict[str, Any]:
+    sizes = {"max_context": _MAX_MODEL_LEN.value, "max_seqs": _MAX_NUM_SEQS.value}
+    return {name: value for name, value in sizes.items() if value is not None}
 
 
 def _load(report: "Report | None" = None) -> "ServedEngine":
     resolved, config = common.resolve_config({}, engine_needs(), report)
+    if _ROLE.value == "decode" and config.prefill.hosts is None:
+        raise InputError(
+            "--role=decode: needs processes that compute prompts; give "
+            "--set prefill.hosts=HOST:PORT,..."
+        )
     from inference.planner.calibration import lookup
     from inference.server.engine_process.served_engine import ServedEngine
 
@@ -220,6 +246,28 @@ def _load(report: "Report | None" = None) -> "ServedEngine":
     machine = lookup.cached(config.model, engine.model_runner.implementations)
     prepare = warm_up if _WARM_UP.value else lambda: None
     return ServedEngine(engine, name, prepare, machine, _POOLING.value)
+
+
+def _compute_prompts(report: "Report") -> NoReturn:
+    """Computes prompts for all that connect, until an error ends it."""
+    resolved, config = common.resolve_config({}, _sizes())
+    from inference import alike
+    from inference.prefill.leaders import Leaders
+    from inference.prefill.server import PromptServer
+    from inference.server.web import serving
+
+    checkpoint = common.open_checkpoint(resolved)
+    engine = common.load_engine(checkpoint, config.for_prefill())
+    runner = engine.model_runner
+    leaders = Leaders(engine.scheduler, runner)
+    if _WARM_UP.value:
+        common.warm_up(engine, seals=False)
+    runner.compile_page_copies()
+    facts = alike.of_pages(engine.config, runner.implementations, checkpoint)
+    listening = serving.bound(_HOST.value, _PORT.value)
+    common.say(f"prompts are computed at {_HOST.value}:{_PORT.value}")
+    report("", False)
+    PromptServer(leaders, facts, listening).run()
 
 
 if __name__ == "__main__":

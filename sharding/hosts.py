@@ -135,7 +135,8 @@ class Hosts:
         else:
             facts_by_peer = dict(self._answers.get() for _ in self._links)
             problems = (
-                _difference(facts, facts_by_peer[peer], peer) for peer in sorted(facts_by_peer)
+                links.difference(facts, facts_by_peer[peer], "host 0", f"host {peer}")
+                for peer in sorted(facts_by_peer)
             )
             problem = next(filter(None, problems), None)
             self._send({"problem": problem})
@@ -260,17 +261,6 @@ def start(
         f"{address}:{port + 1}", count, index, cluster_detection_method="deactivate",
         coordinator_bind_address=bind,
     )  # fmt: skip
-
-
-def _difference(facts: Mapping[str, str], other: Mapping[str, str], peer: int) -> str | None:
-    """What a host has otherwise than host 0, in one line."""
-    for name in [*facts, *other]:
-        if facts.get(name) != other.get(name):
-            return (
-                f"host {peer} has another {name} than host 0: {str(other.get(name))[:120]}, not "
-                f"{str(facts.get(name))[:120]}"
-            )
-    return None
 
 
 def _keep_stdout() -> None:

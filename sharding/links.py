@@ -1,5 +1,5 @@
-"""Connections between the hosts of a mesh: a line of JSON a message, heartbeats, and what a host
-says when it joins.
+"""Connections between the hosts of a mesh, and others: a line of JSON a message, heartbeats, and
+what a host says when it joins.
 """
 
 import contextlib
@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.errors import InputError
@@ -15,6 +16,7 @@ from configs.errors import InputError
 HEARTBEAT_TIMEOUT_S = 8.0
 HEARTBEAT_S = 2.0
 _LONGEST_HELLO = 400  # bytes
+_LONGEST_LINE = 64 << 20  # a prompt of millions of tokens
 _LOCAL = ("localhost", "127.0.0.1")
 _MOST_CLOCK_S = 30.0
 _PACKAGES = ("jax", "jaxlib")  # processes with different ones may not even meet
@@ -31,20 +33,59 @@ class Link:
         self._sending = threading.Lock()
         threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
-    def send(self, message: object) -> None:
-        """Sends a message; a connection that has ended is seen where it is read."""
+    def send(self, message: object, *buffers: memoryview) -> None:
+        """Sends a message, and bytes behind it that it announces; a connection that has ended is
+        seen where it is read.
+        """
         with self._sending:
             try:
                 self.connection.sendall(_line(message))
+                for buffer in buffers:
+                    self.connection.sendall(buffer)
             except OSError:  # half a line may have gone: nothing may follow it
-                with contextlib.suppress(OSError):
-                    self.connection.shutdown(socket.SHUT_RDWR)
+                self.end()
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """What comes, heartbeats excluded, until the other side ends it; whoever reads them reads
+        the bytes that one announces from `lines`. Raises OSError (TimeoutError if nothing came for
+        `HEARTBEAT_TIMEOUT_S`) or ValueError: it sends something else.
+        """
+        while line := self.lines.readline(_LONGEST_LINE):
+            message = json.loads(line)
+            if not isinstance(message, dict):
+                raise ValueError("a message is an object")
+            if message:
+                yield message
+
+    def end(self) -> None:
+        """Ends the connection, which is seen where it is read; any thread may."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends it, in the thread that reads it."""
+        self.end()
+        self.lines.close()
+        self.connection.close()
 
     def _send_heartbeats(self) -> None:
         """Sends one message of no content after another."""
         while self.connection.fileno() >= 0:
             self.send({})
             time.sleep(HEARTBEAT_S)
+
+
+def difference(
+    facts: Mapping[str, str], other: Mapping[str, object], here: str, there: str
+) -> str | None:
+    """What a process there has otherwise than one here, in one line."""
+    for name in [*facts, *other]:
+        if facts.get(name) != other.get(name):
+            return (
+                f"{there} has another {name} than {here}: {str(other.get(name))[:120]}, not "
+                f"{str(facts.get(name))[:120]}"
+            )
+    return None
 
 
 def is_local(address: str) -> bool:

@@ -4,6 +4,7 @@ warm-up.
 
 import itertools
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from inference.runtime.executables import Executable, Executables
 from inference.runtime.packed_output import PackedOutput
 from inference.runtime.prompt_observer import PromptObserver
 from inference.runtime.serialization.files import ExecutableFiles
-from inference.runtime.swap import PageSwapper, StateSnapshots
+from inference.runtime.swap import HostPages, PageCopies, PageSwapper, StateSnapshots
 from inference.scheduling import step_shapes
 from inference.scheduling.sequence import Sequence
 from inference.scheduling.step_output import StepOutput
@@ -317,6 +318,27 @@ class ModelRunner:
                 data = sender._swapper.read(sender.cache, group, [source for _, source, _ in some])
                 targets = [target for *_, target in some]
                 self.cache = self._swapper.receive(self.cache, group, targets, data, shard)
+
+    def read_pages(self, group: int, pages: Items[int]) -> PageCopies:
+        """Queues a copy of at most `swap.PAGES` pages of a group, to be taken by `host_pages`."""
+        data = self._swapper.read(self.cache, group, pages)
+        for array in jax.tree.leaves(data):
+            array.copy_to_host_async()
+        return data
+
+    def host_pages(self, group: int, num_pages: int, data: PageCopies | None = None) -> HostPages:
+        """As `PageSwapper.host_pages`; any thread may call it."""
+        return self._swapper.host_pages(group, num_pages, data)
+
+    def write_pages(
+        self, group: int, pages: Items[int], data: Items[HostPages], shard: int
+    ) -> None:
+        """Queues copies of `data`, a page each, into pages of a data shard, as `receive` does."""
+        for first in range(0, len(pages), swap.PAGES):
+            some = slice(first, first + swap.PAGES)
+            self.cache = self._swapper.receive_host(
+                self.cache, group, pages[some], data[some], shard
+            )
 
     def prepare_observer(self) -> None:
         self._observer.compile(self.params, self.cache)

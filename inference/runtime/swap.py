@@ -31,6 +31,9 @@ Snapshots = tuple[tuple[Snapshot, ...], ...]  # likewise
 # Pages of a group: its layers' leaves, those alike stacked, [X, layers, ...] each.
 PageCopies = tuple[CacheLeaf, ...]
 
+# Pages of a group in the host's memory: the leaves of a `PageCopies`, [X, layers, ...] each.
+HostPages = list[np.ndarray]
+
 PAGES = 8  # that one call copies; more take several calls
 _MOST_READS = 4  # in flight; each keeps PAGES pages on the device
 _ROWS = 8  # snapshots that one call makes; more take several calls
@@ -116,15 +119,46 @@ class PageSwapper:
     ) -> Cache:
         """The cache with what another chip's `read` has read in these pages of a data shard."""
         num_shards = self._config.mesh.num_groups
-        page_SX = np.zeros((num_shards, PAGES), np.int32)
-        page_SX[shard, : len(pages)] = pages
         if self._mesh is None or num_shards == 1:
             data = meshes.moved(data, self._mesh, self._copy_specs(group))
         else:
             data = meshes.moved_to_group(data, self._mesh, shard, self._nothing(group, data))
+        return self._write(cache, group, pages, data, shard)
+
+    def receive_host(
+        self, cache: Cache, group: int, pages: Sequence[int], data: Sequence[HostPages], shard: int
+    ) -> Cache:
+        """As `receive`, of pages in the host's memory."""
+        num_shards = self._config.mesh.num_groups
+
+        def padded(*arrays: np.ndarray) -> np.ndarray:
+            parts, *shape = arrays[0].shape
+            whole = np.zeros((num_shards, PAGES * parts, *shape), arrays[0].dtype)
+            whole[shard, : len(arrays) * parts] = np.concatenate(arrays)
+            return whole.reshape(-1, *shape)
+
+        leaves = [padded(*arrays) for arrays in zip(*data, strict=True)]
+        copies = jax.tree.unflatten(jax.tree.structure(self._stored[group]), leaves)
+        return self._write(cache, group, pages, copies, shard)
+
+    def _write(
+        self, cache: Cache, group: int, pages: Sequence[int], data: PageCopies, shard: int
+    ) -> Cache:
+        page_SX = np.zeros((self._config.mesh.num_groups, PAGES), np.int32)
+        page_SX[shard, : len(pages)] = pages
         page_X = device_pages(page_SX, self._config, group).ravel()
         written: Cache = self._executable(group, to_host=False)(cache, page_X, data)
         return written
+
+    def host_pages(self, group: int, num_pages: int, data: PageCopies | None = None) -> HostPages:
+        """The first `num_pages` of what `read` has read, which it waits for; else room for so many
+        of a group's pages.
+        """
+        num_parts = num_pages * num_device_pages(self._config, group)
+        if data is None:
+            leaves = jax.tree.leaves(self._stored[group])
+            return [np.empty((num_parts, *x.shape[2:]), x.dtype) for x in leaves]
+        return [np.asarray(x)[:num_parts] for x in jax.tree.leaves(data)]
 
     def store(self) -> None:
         """Stores all pages for the host; after a JaxRuntimeError the rest stay pending."""

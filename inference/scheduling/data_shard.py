@@ -61,12 +61,14 @@ class DataShard:
 
     def start(self, sequence: Sequence, match: Match) -> None:
         """Gives a waiting sequence a slot and the pages of its cached prefix; for the rest of a
-        prompt that other chips have computed, pages to receive it.
+        prompt that other chips have computed, pages to receive it. If a part that they do not send
+        has left the cache meanwhile, all of the rest is computed here.
         """
         self.pages.attach(sequence, match)
         sequence.note_hit()
-        sender = sequence.sender
-        sent = () if sender is None else self.pages.receive(sequence, sender)
+        sender, sent = sequence.sender, tuple[tuple[int, int, int], ...]()
+        if sender is not None and sender.num_unsent_tokens <= match.num_tokens:
+            sent = self.pages.receive(sequence, sender)
         slot = self._allocate(sequence)
         snapshot = self.pages.started_from(sequence)
         self.admissions.append(

@@ -179,6 +179,8 @@ class Sequence:
         leader: a sequence that computes the prompt for this one, too: this one is forked from it,
             or receives its pages from other chips.
         sends_pages: whether it is such a leader on other chips, and does nothing else.
+        num_unsent_tokens: of such a leader, tokens whose pages it does not send, because they were
+            cached where it is to be received.
         candidates: of a beam that is computed to its end, (ids, log-probabilities) of the most
             likely next tokens; the search chooses among those of all its beams.
         constraint: of the output, where the request has one; it has seen all output tokens.
@@ -212,6 +214,7 @@ class Sequence:
     speculates: bool = False
     leader: "Sequence | None" = None
     sends_pages: bool = False
+    num_unsent_tokens: int = 0
     candidates: Alternatives | None = None
     constraint: Constraint | None = None
     needs_commit: bool = False

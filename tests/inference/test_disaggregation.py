@@ -213,7 +213,7 @@ def test_a_step_that_fails_loses_no_scores(monkeypatch):
     engine = _make(fakes.llama(), Prefill(chips=1))
     engine.add_request([5], fakes.greedy(60, ignore_eos=True))  # decodes: no prompt is waited for
     engine.step()
-    steps, sizes = engine._prefill._steps, []
+    steps, sizes = engine._prefill._leaders._steps, []
     fetch = steps.fetch
 
     def fail_after_another():

@@ -1,5 +1,5 @@
-"""The server on another host than the first: it has no port, and its engine follows the first
-host's.
+"""The server on another host than the first, whose engine follows the first host's, and the one
+that computes prompts for others: neither speaks HTTP.
 """
 
 import asyncio
@@ -16,15 +16,16 @@ _END_S = 10.0  # for the process to end by itself
 
 
 class Following:
-    """Starts an engine that follows, and starts it again if it or another host ends, until the
-    first host has ended as it should.
+    """Starts an engine, and starts it again if it or another host ends, until the first host has
+    ended as it should.
     """
 
     def __init__(
         self, launcher: Launcher, restarts: bool, drain_s: float, say: Callable[[str], None]
     ):
         """`restarts`: an engine that ends is started again. `drain_s`: seconds after a signal in
-        which the first host may finish its answers. `say`: takes lines for the log.
+        which the first host may finish its answers, 0 for an engine that has no first host. `say`:
+        takes lines for the log.
         """
         self._launcher, self._restarts, self._drain_s, self._say = launcher, restarts, drain_s, say
         self._writer: asyncio.StreamWriter | None = None
@@ -69,8 +70,10 @@ class Following:
             self._writer = None
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """At the first signal the first host may get it, too, and drain; the second ends it."""
-        if self._leaving is not None or not self._has_joined:
+        """At the first signal the first host may get it, too, and drain; the second ends it, or
+        the first where nothing is waited for.
+        """
+        if self._leaving is not None or not self._has_joined or not self._drain_s:
             self._leave()
             return
         self._leaving = asyncio.get_running_loop().call_later(self._drain_s, self._leave)
