@@ -496,7 +496,7 @@ def engine(
     if shapes != "all" and made.config.engine.scheduling.chunked_prefill:
         riding = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
         made.scheduler.shapes = riding[-1:] if shapes == "one" else riding
-    if made._prefill is not None:
+    if prefill.chips:
         runner, scheduler = made._prefill.model_runner, made._prefill.scheduler
         shared = _executables.setdefault(("prefill", *key), runner.executables)
         runner.executables = shared
@@ -542,7 +542,7 @@ def drain(engine: engines.Engine, before_step: Any = lambda: None, limit: int = 
         before_step()
         engine.step()
         engine.scheduler.check_integrity()
-        if engine._prefill is not None:
+        if engine.config.prefill.chips:
             engine._prefill.scheduler.check_integrity()
     raise AssertionError(f"{limit} steps were not enough")
 

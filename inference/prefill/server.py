@@ -206,7 +206,10 @@ class PromptServer:
 
     def _accept(self) -> None:
         while True:
-            connection = self._listening.accept()[0]
+            try:
+                connection = self._listening.accept()[0]
+            except OSError:  # it is closed
+                return
             threading.Thread(target=self._read, args=(connection,), daemon=True).start()
 
     def _read(self, connection: socket.socket) -> None:

@@ -74,7 +74,7 @@ def _serve(engine, count, aborts=()):
             if list(groups).index(output.id) in aborts and sizes[output.id] >= 2:
                 engine.abort(output.id)
         engine.scheduler.check_integrity()
-        if engine._prefill is not None:
+        if engine.config.prefill.chips:
             engine._prefill.scheduler.check_integrity()
         if not (waiting or engine._requests):
             break

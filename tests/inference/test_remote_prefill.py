@@ -1,0 +1,327 @@
+"""Prompts that other processes compute, here in threads: the tokens are those of one engine,
+whoever ends when.
+"""
+
+import contextlib
+import itertools
+import random
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from configs.errors import InputError
+from configs.mesh import ONE_CHIP, Mesh
+from configs.prefill import TOGETHER, Prefill
+from inference.prefill.leaders import Leaders
+from inference.prefill.peer import Event
+from inference.prefill.server import PromptServer
+from inference.request import SamplingParams
+from inference.scheduling.sequence import Status
+from tests import fakes
+from tests.inference.server.running import wait_until
+from tests.inference.test_disaggregation import _SIZES, _VOCAB, _assert_same, _make, _serve
+
+pytestmark = pytest.mark.quick_code
+
+_FACTS = {"checkpoint": "abc"}
+
+
+class Listening:
+    """A port, and what has connected to it."""
+
+    def __init__(self, port: int = 0):
+        self._socket = socket.create_server(("127.0.0.1", port))
+        self.port = self._socket.getsockname()[1]
+        self.connections: list[socket.socket] = []
+
+    def accept(self):
+        pair = self._socket.accept()
+        self.connections.append(pair[0])
+        return pair
+
+    def close(self):
+        for one in (self._socket, *self.connections):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class Process:
+    """One that computes prompts, until it is killed."""
+
+    def __init__(self, model, port: int = 0, mesh=ONE_CHIP, facts=None, **settings):
+        sizes = _SIZES | {"free_padding": False} | settings
+        engine = fakes.engine(model, None, "all", mesh=mesh, **sizes)
+        self.leaders = Leaders(engine.scheduler, engine.model_runner)
+        self._listening = Listening(port)
+        self.port = self._listening.port
+        self.server = PromptServer(self.leaders, facts or _FACTS, self._listening)
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        while not self._has_ended.is_set():
+            self.server.turn(0.01)
+            self.leaders.scheduler.check_integrity()
+
+    def kill(self):
+        self._has_ended.set()
+        self._thread.join()
+        self._listening.close()
+
+
+@contextlib.contextmanager
+def processes(count: int, model, **settings):
+    running = [Process(model, **settings) for _ in range(count)]
+    try:
+        yield running
+    finally:
+        for process in running:
+            process.kill()
+
+
+@contextlib.contextmanager
+def connected(ports, model, mesh=ONE_CHIP, facts=None, prefill=None, **settings):
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    engine = _make(model, Prefill(hosts=hosts, **prefill or {}), mesh, **settings)
+    engine._prefill.start(facts or _FACTS)
+    try:
+        wait_until(lambda: all(peer.is_connected for peer in engine._prefill.peers))
+        yield engine
+    finally:
+        engine._prefill.end()
+
+
+@pytest.mark.parametrize(
+    "model, mesh",
+    [
+        ("llama", ONE_CHIP),
+        pytest.param("gemma", ONE_CHIP, marks=pytest.mark.long),
+        pytest.param("every_cache", ONE_CHIP, marks=pytest.mark.long),
+        pytest.param("compressed", ONE_CHIP, marks=pytest.mark.long),
+        pytest.param("llama", Mesh(data=2, model=2), marks=pytest.mark.long),
+        pytest.param("llama", Mesh(data=2), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_tokens_are_those_of_one_engine(model, mesh):
+    made, count, aborts = getattr(fakes, model)(), 36, range(0, 36, 7)
+    expected = _serve(_make(made, TOGETHER, mesh), count, aborts)
+    with (
+        processes(2, made, mesh=Mesh(model=mesh.model)) as running,
+        connected([process.port for process in running], made, mesh) as engine,
+    ):
+        _assert_same(_serve(engine, count, aborts), expected, aborts)
+        computed = [p.leaders.scheduler.counters.num_prefilled_tokens for p in running]
+        assert min(computed) > 0  # both had some
+        # Here: scored prompts, and answers of a request for which there was no slot when it began.
+        assert engine.scheduler.counters.num_prefilled_tokens < 0.6 * sum(computed)
+        assert engine._prefill.figures["prefill_received_bytes"] >= engine._prefill.sent_bytes > 0
+        wait_until(lambda: not any(p.leaders.scheduler.has_work for p in running))
+        assert not (engine._prefill._prompts or engine._prefill._pending or engine._prefill._led)
+        assert not any(peer._stored for peer in engine._prefill.peers)
+
+
+def test_a_process_that_ends_and_comes_back_loses_nothing():
+    """One of two, then both: their prompts are computed by the other, then here."""
+    made, count = fakes.llama(), 24
+    expected = _serve(_make(made, TOGETHER), count)
+    with processes(2, made) as running:
+        with connected([process.port for process in running], made) as engine:
+            step, steps, remote = engine.step, itertools.count(), engine._prefill
+
+            def disturbed():
+                number = next(steps)
+                if number in (4, 9):  # with prompts that it has
+                    running[number == 9].kill()
+                if number == 14:
+                    running[0] = Process(made, running[0].port)
+                    wait_until(lambda: remote.peers[0].is_connected)
+                return step()
+
+            engine.step = disturbed
+            _assert_same(_serve(engine, count), expected, ())
+            assert next(steps) > 15
+            assert running[0].leaders.scheduler.counters.num_prefilled_tokens
+
+
+def test_pages_that_the_decoding_side_has_do_not_come_again():
+    made = fakes.llama()
+    [prompt] = fakes.prompts([8 * 8 + 1], _VOCAB, seed=3)
+    with processes(1, made) as running, connected([running[0].port], made) as engine:
+        engine.generate([prompt], fakes.greedy(2))
+        first = engine._prefill.figures["prefill_received_bytes"]
+        engine.generate([[*prompt[:40], *prompt[:33]]], fakes.greedy(2))
+        second = engine._prefill.figures["prefill_received_bytes"] - first
+        assert first == 8 * engine._prefill._page_bytes[0]
+        assert second == 4 * engine._prefill._page_bytes[0]
+        assert running[0].leaders.scheduler.counters.num_cached_tokens == 40
+
+
+def test_a_prefix_that_leaves_the_cache_meanwhile_is_computed_here():
+    made = fakes.llama()
+    [prompt] = fakes.prompts([70], _VOCAB, seed=4)
+    expected = _make(made, TOGETHER).generate([prompt], fakes.greedy(6))[0].token_ids
+    with processes(1, made) as running, connected([running[0].port], made) as engine:
+        engine.generate([prompt[:41]], fakes.greedy(2))
+        id = engine.add_request(prompt, fakes.greedy(6))
+        group, remote = engine._requests[id].group, engine._prefill
+        remote.launch()
+        [wanted] = remote._prompts
+        assert wanted.num_unsent_tokens == 40
+        engine.scheduler.start_over(engine._requests.sequences)  # nothing is cached
+        fakes.drain(engine)
+        assert group.completion().token_ids == expected
+        assert engine.scheduler.counters.num_prefilled_tokens >= 69
+
+
+def test_a_process_that_computes_something_else_is_refused_by_what_differs():
+    made = fakes.llama()
+    with processes(1, made, facts={"checkpoint": "abd"}) as running:
+        with pytest.raises(InputError) as error, connected([running[0].port], made):
+            pass
+    assert str(error.value) == (
+        f"prefill.hosts=127.0.0.1:{running[0].port}: this engine has another checkpoint than the "
+        "prefill process: abc, not abd"
+    )
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"[]\n", b'{"a": 1}\n'])
+def test_what_is_no_prefill_process_is_refused(answer):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def greet():
+            connection = other.accept()[0]
+            connection.recv(1)
+            connection.sendall(answer)
+
+        threading.Thread(target=greet).start()
+        port = other.getsockname()[1]
+        with pytest.raises(InputError, match=f":{port}: what answers at .* computes no prompts"):
+            with connected([port], fakes.llama()):
+                pass
+
+
+def test_what_is_no_engine_ends_no_process():
+    made = fakes.llama()
+    with processes(1, made) as running:
+        for line in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"null\n", b'{"facts": 3}\n', b"{}\n"):
+            with socket.create_connection(("127.0.0.1", running[0].port)) as connection:
+                connection.sendall(line)
+        with connected([running[0].port], made) as engine:
+            engine.generate(fakes.prompts([20], _VOCAB), fakes.greedy(1))
+            assert engine._prefill.sent_bytes
+
+
+def test_scored_prompts_and_prompts_that_never_fit_are_computed_here():
+    made, prompts = fakes.llama(), fakes.prompts([20, 60], _VOCAB, seed=9)
+    expected = _make(made, TOGETHER)
+    scores, texts = expected.score(prompts), expected.generate(prompts, fakes.greedy(4))
+    with (
+        processes(1, made, cache_bytes=20_000) as running,
+        connected([running[0].port], made) as engine,
+    ):
+        for found, score in zip(engine.score(prompts), scores, strict=True):
+            np.testing.assert_allclose(found.logprobs, score.logprobs, atol=1e-4)
+        assert not engine._prefill.figures["prefill_received_bytes"]
+        found = engine.generate(prompts, fakes.greedy(4))
+        assert [a.token_ids for a in found] == [a.token_ids for a in texts]
+
+
+def test_a_fault_in_a_prompt_ends_no_other():
+    made, prompts = fakes.llama(), fakes.prompts([40, 50, 30], _VOCAB, seed=2)
+    expected = _make(made, TOGETHER).generate(prompts, fakes.greedy(4))
+    with processes(1, made) as running, connected([running[0].port], made) as engine:
+        scheduler = running[0].leaders.scheduler
+        allocate, calls = scheduler.shards[0].pages.allocate, itertools.count()
+
+        def fail_once(sequence, num_tokens):
+            if next(calls) == 1:
+                raise ValueError("a fault")
+            return allocate(sequence, num_tokens)
+
+        scheduler.shards[0].pages.allocate = fail_once
+        found = engine.generate(prompts, fakes.greedy(4))
+        assert next(calls) > 1
+        assert [a.token_ids for a in found] == [a.token_ids for a in expected]
+
+
+def test_weights_do_not_change_on_one_side():
+    made = fakes.llama()
+    with processes(1, made) as running, connected([running[0].port], made) as engine:
+        with pytest.raises(InputError, match=r"update_params: goes without prefill.hosts \(127"):
+            engine.update_params(fakes.real_params(made))
+        engine.sleep()
+        with pytest.raises(InputError, match="wake with other weights: goes without"):
+            engine.wake(fakes.real_params(made))
+        engine.wake()
+        assert engine.generate(fakes.prompts([20], _VOCAB), fakes.greedy(1))
+
+
+# --- which process gets a prompt ------------------------------------------------------------------
+
+
+class FakePeer:
+    """A process that answers when a test says so."""
+
+    def __init__(self, name):
+        self.name, self.is_connected = name, True
+        self.prompts: dict[int, int] = {}  # tokens to compute, by number
+        self.received_bytes, self.received_s = 0, 0.0
+
+    def prefill(self, number, tokens, salt, priority, num_cached):
+        self.prompts[number] = len(tokens) - 1 - num_cached
+
+    def forget(self, number):
+        self.prompts.pop(number, None)
+
+    @property
+    def load(self):
+        return sum(self.prompts.values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_prompts_go_to_the_process_with_the_fewest_tokens_and_none_is_lost(seed):
+    rng = random.Random(seed)
+    hosts = "a:1,b:1,c:1"
+    engine = _make(fakes.llama(), Prefill(hosts=hosts, cache_bytes=60_000))
+    remote = engine._prefill
+    remote.peers = fake = [FakePeer(name) for name in "abc"]
+    limit, added = remote._most_bytes, []
+    for _ in range(300):
+        action = rng.random()
+        if action < 0.4:
+            [prompt] = fakes.prompts([rng.randint(1, 60)], _VOCAB, seed=rng.randint(0, 99))
+            params = SamplingParams(max_new_tokens=4, priority=rng.randint(0, 2))
+            id = engine.add_request(prompt, params)
+            added.append(engine._requests[id].group.sequences[0])
+        elif action < 0.5:
+            peer = rng.choice(fake)
+            peer.is_connected = not peer.is_connected
+            if not peer.is_connected:
+                remote._events.put(Event(peer, None))
+        elif action < 0.6 and any(peer.prompts for peer in fake):
+            peer = rng.choice([peer for peer in fake if peer.prompts])
+            number = rng.choice(list(peer.prompts))
+            remote._events.put(Event(peer, number, is_done=False))  # it could not
+            del peer.prompts[number]
+        elif action < 0.7 and added:
+            engine.abort(rng.choice(added).id)
+        before = {peer.name: peer.load for peer in fake if peer.is_connected}
+        num_pending = len(remote._pending)
+        remote.launch()
+        waiting = [s for s in added if s.status is not Status.FINISHED and s.leader is not None]
+        at_peers = [n for peer in fake if peer.is_connected for n in peer.prompts]
+        assert len(waiting) == len(remote._pending) + len(at_peers) == len(remote._led)
+        assert sorted(at_peers) == sorted(remote._by_number)
+        held = sum(prompt.num_bytes for prompt in remote._prompts.values())
+        assert held <= limit or len(remote._prompts) == 1
+        assert remote._pending == sorted(remote._pending, key=lambda s: (s.params.priority, s.id))
+        if not any(peer.is_connected for peer in fake):
+            assert not waiting  # all are computed here
+        if num_pending == 0 and len(before) > 1 and action < 0.4 and len(remote._pending) == 0:
+            grown = [p.name for p in fake if p.is_connected and p.load > before.get(p.name, 0)]
+            assert all(before[name] == min(before.values()) for name in grown)
