@@ -170,7 +170,8 @@ class Config:
             try:
                 self.for_prefill()
             except InputError as error:
-                raise InputError(f"chips of prefill: {error}") from None
+                where = "chips" if self.prefill.chips else "processes"
+                raise InputError(f"{where} of prefill: {error}") from None
 
     def _check_cache(self) -> None:
         limits, num_seqs = self.engine.cache, self.engine.max_seqs

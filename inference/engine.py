@@ -26,6 +26,7 @@ from inference.open_requests import OpenRequests
 from inference.outputs import Completion, RequestOutput
 from inference.planner import cache_policy
 from inference.prefill import places, worker
+from inference.prefill.prefiller import Figures
 from inference.prompt_reader import PromptReader
 from inference.request import SamplingParams
 from inference.request_batch import Prompt, RequestBatch
@@ -94,6 +95,10 @@ class Engine(PromptReader):
         """Whether a step is being compiled; any thread may ask."""
         runners = [self.model_runner, *(self._prefill.runners if self._prefill else ())]
         return any(runner.executables.is_compiling for runner in runners)
+
+    @property
+    def prefill_figures(self) -> Figures:
+        return self._prefill.figures if self._prefill else Figures()
 
     @classmethod
     def from_model(

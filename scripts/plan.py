@@ -113,9 +113,10 @@ def main(_: Sequence[str]) -> None:
                 "bytes": report["rows"][0].snapshot_bytes,
                 "tokens": cache_policy.snapshot_tokens(there, deployment.hardware),
             }
-        if config.prefill.chips:
+        if config.prefill.is_apart:
             point = batches[0], contexts[0], _new_tokens(_ADVISED_TOKENS)
-            report["disaggregated"] = slo.disaggregated(deployment, *point)
+            bandwidth = config.prefill.bandwidth if config.prefill.hosts else None
+            report["disaggregated"] = slo.disaggregated(deployment, *point, bandwidth)
         if config.engine != EngineConfig():
             report["engine"] = {
                 "context": there.max_context,

@@ -8,6 +8,7 @@ from configs.mesh import Mesh
 from inference.planner.deployment import Deployment
 
 _MAX_CHIPS = 64
+_MAX_PROCESSES = 8  # of each role
 _MAX_RATE = 1e9  # requests a second
 # Share of what they can take that replicas are asked for: at all of it, queues grow without end.
 UTILIZATION = 0.8
@@ -66,6 +67,8 @@ class Disaggregated:
         prefill_load: share of the time that the chips of prompts compute.
         pays: what apart is better in: 'rate' (of as many requests at a time, and so their time, the
             queue for prompts included), 'TPOT' alone, or 'nothing'.
+        balanced: processes that compute prompts and those that decode, as many of each as give the
+            most requests per process.
     """
 
     apart: Steady
@@ -75,12 +78,49 @@ class Disaggregated:
     saved_s: float
     prefill_load: float
     pays: str
+    balanced: "Balance"
+
+
+@dataclasses.dataclass(frozen=True)
+class Balance:
+    """Processes of each role, and the requests a second of all of them."""
+
+    prefill: int
+    decode: int
+    requests_s: float
+
+
+def balance(prefill_rate: float, decode_rate: float) -> Balance:
+    """The numbers of processes, each up to `_MAX_PROCESSES`, that leave the least of them idle; of
+    equals the fewest.
+
+    Args:
+        prefill_rate, decode_rate: requests a second that one process of each role can take.
+    """
+    counts = range(1, _MAX_PROCESSES + 1)
+    balances = [
+        Balance(p, d, min(p * prefill_rate, d * decode_rate)) for p in counts for d in counts
+    ]
+
+    def worth(one: Balance) -> tuple[float, int]:
+        num_processes = one.prefill + one.decode
+        return round(one.requests_s / num_processes / prefill_rate, 9), -num_processes
+
+    return max(balances, key=worth)
 
 
 def disaggregated(
-    deployment: Deployment, batch: int, context: int, new_tokens: int
+    deployment: Deployment,
+    batch: int,
+    context: int,
+    new_tokens: int,
+    bandwidth: float | None = None,
 ) -> Disaggregated:
     """What a group of chips of its own for prompts is worth to `batch` requests.
+
+    Args:
+        bandwidth: bytes a second of the connection by which a prompt's pages move; None: that of
+            the chips.
 
     Raises:
         InputError: a size is out of range.
@@ -91,12 +131,14 @@ def disaggregated(
     replicas, groups = deployment.replicas, deployment.mesh.num_groups + 1
     mesh = dataclasses.replace(deployment.mesh, data=groups, expert=1)
     together = steady(dataclasses.replace(deployment, mesh=mesh), batch, context, new_tokens)
-    sent_s = transfer_s(deployment, context)
+    sent_s = transfer_s(deployment, context, bandwidth)
     prefill_s = deployment.prompt_seconds(1, context)
     step_s = deployment.step_seconds(batch, deployment.mean_length(context, new_tokens))
     tpot_s = step_s / deployment.tokens_per_step
     ttft_s = prefill_s + sent_s + 2 * step_s  # a step in flight, and one of its last token
-    rate = min(batch / (ttft_s + (new_tokens - 1) * tpot_s), 1 / prefill_s)  # of each side
+    prefill_rate = 1 / max(prefill_s, sent_s)  # pages move while the next prompt is computed
+    decode_rate = batch / (2 * step_s + (new_tokens - 1) * tpot_s)
+    rate = min(batch / (ttft_s + (new_tokens - 1) * tpot_s), prefill_rate)  # of each side
     total = replicas * rate
     tokens_s = total * new_tokens * deployment.samples
     apart = Steady(ttft_s, prefill_s, tpot_s, total, tokens_s)
@@ -105,14 +147,17 @@ def disaggregated(
         saved_s=(math.ceil(batch / groups) - 1) * prefill_s,
         prefill_load=rate * prefill_s,
         pays=_better_in(apart, together),
+        balanced=balance(prefill_rate, decode_rate),
     )  # fmt: skip
 
 
-def transfer_s(deployment: Deployment, context: int) -> float:
-    """Seconds in which the pages of a prompt move to as many other chips; without links through the
-    host's memory, or within it.
+def transfer_s(deployment: Deployment, context: int, bandwidth: float | None = None) -> float:
+    """Seconds in which the pages of a prompt move to as many other chips: by a connection of
+    `bandwidth` bytes a second, or by links; without these through the host's memory, or within it.
     """
     chip = deployment.hardware
+    if bandwidth is not None:
+        return deployment.chip_cache_bytes(context) * deployment.mesh.model / bandwidth
     link = chip.link_bandwidth or chip.host_bandwidth or chip.read_bandwidth / 2
     return deployment.chip_cache_bytes(context) / link
 

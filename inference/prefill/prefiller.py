@@ -1,6 +1,7 @@
 """Where prompts are computed, if not by the engine that decodes."""
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from configs.engine import Config
 from inference.runtime.model_runner import ModelRunner
@@ -15,6 +16,21 @@ from inference.scheduling.sequence import (
 from inference.scheduling.step_schedule import StepSchedule
 
 Ended = Iterator[tuple[Sequence, FinishReason]]
+
+
+class Figures(NamedTuple):
+    """Of pages that other processes have computed.
+
+    Attributes:
+        received_bytes, received_s: of their frames, once these began.
+        num_connected: processes that are there; None: prompts are computed in this one.
+        planned_bandwidth: bytes a second, as `prefill.bandwidth`.
+    """
+
+    received_bytes: int = 0
+    received_s: float = 0.0
+    num_connected: int | None = None
+    planned_bandwidth: float | None = None
 
 
 class Prefiller:
@@ -44,6 +60,11 @@ class Prefiller:
     def compile_s(self) -> float:
         """Seconds spent compiling in this process."""
         return 0.0
+
+    @property
+    def figures(self) -> Figures:
+        """Of what has come from other processes."""
+        return Figures()
 
     def warm_up(self, progress: Callable[[], None], seals: bool) -> None:
         """As `Engine.warm_up`, and what receives pages."""

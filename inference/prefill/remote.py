@@ -10,6 +10,7 @@ import bisect
 import dataclasses
 import itertools
 import logging
+import math
 import queue
 import time
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from configs import prefill
 from configs.engine import Config
 from configs.errors import InputError
 from inference.prefill.peer import Event, Peer
-from inference.prefill.prefiller import Ended, Prefiller
+from inference.prefill.prefiller import Ended, Figures, Prefiller
 from inference.runtime.model_runner import ModelRunner
 from inference.runtime.swap import HostPages
 from inference.scheduling.queue import rank
@@ -87,7 +88,7 @@ class RemotePrefill(Prefiller):
         self._pending: list[Sequence] = []  # leaders that no process has, by rank
         self._prompts: dict[Sequence, _Prompt] = {}  # by leader, those that one has or has sent
         self._by_number: dict[int, _Prompt] = {}  # those that one has
-        self._logged_at, self._logged_bytes = time.monotonic(), 0
+        self._logged_at, self._logged = -math.inf, Figures()
 
     def start(self, facts: Mapping[str, str]) -> None:
         """Connects to the processes that are there. Raises InputError if one of them has something
@@ -102,15 +103,13 @@ class RemotePrefill(Prefiller):
             peer.end()
 
     @property
-    def figures(self) -> dict[str, float]:
-        """Counters, and the planned bandwidth if there is one."""
-        counters: dict[str, float] = {
-            "prefill_received_bytes": sum(peer.received_bytes for peer in self.peers),
-            "prefill_received_seconds": sum(peer.received_s for peer in self.peers),
-            "prefill_connected": sum(peer.is_connected for peer in self.peers),
-        }
-        planned = {} if self._bandwidth is None else {"prefill_planned_bandwidth": self._bandwidth}
-        return counters | planned
+    def figures(self) -> Figures:
+        return Figures(
+            sum(peer.received_bytes for peer in self.peers),
+            sum(peer.received_s for peer in self.peers),
+            sum(peer.is_connected for peer in self.peers),
+            self._bandwidth,
+        )
 
     def add(self, sequence: Sequence) -> None:
         """Begins with the prompt of a sequence that waits to decode; one that has a single token,
@@ -254,17 +253,14 @@ class RemotePrefill(Prefiller):
 
     def _log_bandwidth(self) -> None:
         """A line about what has come lately, beside the plan's bandwidth."""
-        now = time.monotonic()
-        if now - self._logged_at < _LOG_EVERY_S:
+        now, figures = time.monotonic(), self.figures
+        num_bytes = figures.received_bytes - self._logged.received_bytes
+        if not num_bytes or now - self._logged_at < _LOG_EVERY_S:
             return
-        self._logged_at, figures = now, self.figures
-        num_bytes = figures["prefill_received_bytes"]
-        if num_bytes == self._logged_bytes:
-            return
-        self._logged_bytes = int(num_bytes)
+        bandwidth = num_bytes / (figures.received_s - self._logged.received_s)
         planned = "" if self._bandwidth is None else f" (planned {self._bandwidth / 1e6:,.0f} MB/s)"
         _log.warning(
-            "prompts' pages: %.1f MB received at %.0f MB/s%s from %d prefill processes",
-            num_bytes / 1e6, num_bytes / 1e6 / figures["prefill_received_seconds"], planned,
-            figures["prefill_connected"],
+            "pages of prompts: %.1f MB came at %.0f MB/s%s from %d prefill processes",
+            num_bytes / 1e6, bandwidth / 1e6, planned, figures.num_connected,
         )  # fmt: skip
+        self._logged_at, self._logged = now, figures

@@ -225,10 +225,25 @@ class PromptServer:
                     if problem is not None:
                         break
                     client = _Client(link, self._leaders)
-                else:
+                elif _is_valid(message, self._config.model.vocab_size):
                     self._inbox.put((client, message))
-        except (OSError, ValueError, KeyError, AttributeError):  # it ended, or is no such engine
+                else:
+                    break
+        except (OSError, ValueError, KeyError, TypeError):  # it ended, or is no such engine
             pass
         if client is not None:
             self._inbox.put((client, None))
         link.close()
+
+
+def _is_valid(message: Mapping[str, Any], vocab_size: int) -> bool:
+    """Whether a message is one that `Peer` sends."""
+    types = {"prefill": int, "tokens": list, "salt": str | None, "priority": int, "cached": int}
+    if message.keys() == {"abort"}:
+        return isinstance(message["abort"], int)
+    return (
+        message.keys() == types.keys()
+        and all(isinstance(message[name], kind) for name, kind in types.items())
+        and 0 <= message["cached"] < len(message["tokens"])
+        and all(isinstance(t, int) and 0 <= t < vocab_size for t in message["tokens"])
+    )

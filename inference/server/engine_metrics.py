@@ -28,8 +28,12 @@ _COUNTERS = (
     ("steps", "ridgeline:steps", "Steps of the engine."),
     ("late_compiles", "ridgeline:late_compiles", "Compilations after warm-up."),
     ("compile_seconds", "ridgeline:compile_seconds", "Seconds of steps spent compiling."),
+    ("prefill_received_bytes", "ridgeline:prefill_received_bytes",
+     "Bytes of pages that prefill processes sent."),
+    ("prefill_received_seconds", "ridgeline:prefill_received_seconds",
+     "Seconds that these took once their frames began."),
     ("host_seconds", "ridgeline:host_seconds", "Seconds of the host's work for steps."),
-)
+)  # fmt: skip
 # Counters of decoding and prefill steps, by a label `kind`.
 _STEPS = (
     ("ridgeline:timed_steps", "Steps that were timed.",
@@ -93,6 +97,11 @@ class EngineCollector(Collector):
              heartbeat.page_sharing),
             ("ridgeline:read_bandwidth_bytes", "Bytes a second that the machine reads.",
              heartbeat.read_bandwidth),
+            ("ridgeline:prefill_processes", "Prefill processes that are connected.",
+             heartbeat.prefill_processes),
+            ("ridgeline:prefill_planned_bandwidth_bytes",
+             "Planned bytes a second of the connection to each of them.",
+             heartbeat.prefill_bandwidth),
             ("ridgeline:engine_ready", "Whether the engine serves; 1 if so.", is_ready),
         ]  # fmt: skip
         for name, about, value in gauges:

@@ -194,6 +194,8 @@ class Heartbeat(Message):
         read_bandwidth: bytes a second that the machine reads; None: unknown.
         iteration_tokens: steps by their tokens, up to each of `ITERATION_TOKENS`, and beyond.
         accepted_per_position: how often the first, second, ... draft was accepted.
+        prefill_processes: that are connected; None: prompts are computed in the engine's.
+        prefill_bandwidth: planned bytes a second of the connection to each; None: unknown.
     """
 
     num_running: int = 0
@@ -207,6 +209,8 @@ class Heartbeat(Message):
     read_bandwidth: float | None = None
     iteration_tokens: list[int] = []
     accepted_per_position: list[int] = []
+    prefill_processes: int | None = None
+    prefill_bandwidth: float | None = None
 
 
 class Compiling(Message):

@@ -192,6 +192,11 @@ def _disaggregated(plan: Disaggregated) -> Iterable[str]:
         f"  {verdict[plan.pays]}: {rate:.2f} x the rate of the same chips together, "
         f"{tpot:.2f} x their TPOT"
     )
+    counts = plan.balanced
+    yield (
+        f"  balanced: {counts.prefill} prefill and {counts.decode} decode processes, "
+        f"{counts.requests_s:.3g} requests/s"
+    )
 
 
 def _engine(engine: dict[str, Any]) -> Iterable[str]:

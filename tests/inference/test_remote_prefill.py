@@ -4,6 +4,7 @@ whoever ends when.
 
 import contextlib
 import itertools
+import json
 import random
 import socket
 import threading
@@ -108,7 +109,7 @@ def connected(ports, model, mesh=ONE_CHIP, facts=None, prefill=None, **settings)
     ids=str,
 )
 def test_tokens_are_those_of_one_engine(model, mesh):
-    made, count, aborts = getattr(fakes, model)(), 36, range(0, 36, 7)
+    made, count, aborts = getattr(fakes, model)(), 30, range(0, 30, 7)
     expected = _serve(_make(made, TOGETHER, mesh), count, aborts)
     with (
         processes(2, made, mesh=Mesh(model=mesh.model)) as running,
@@ -119,7 +120,7 @@ def test_tokens_are_those_of_one_engine(model, mesh):
         assert min(computed) > 0  # both had some
         # Here: scored prompts, and answers of a request for which there was no slot when it began.
         assert engine.scheduler.counters.num_prefilled_tokens < 0.6 * sum(computed)
-        assert engine._prefill.figures["prefill_received_bytes"] >= engine._prefill.sent_bytes > 0
+        assert engine._prefill.figures.received_bytes >= engine._prefill.sent_bytes > 0
         wait_until(lambda: not any(p.leaders.scheduler.has_work for p in running))
         assert not (engine._prefill._prompts or engine._prefill._pending or engine._prefill._led)
         assert not any(peer._stored for peer in engine._prefill.peers)
@@ -129,23 +130,25 @@ def test_a_process_that_ends_and_comes_back_loses_nothing():
     """One of two, then both: their prompts are computed by the other, then here."""
     made, count = fakes.llama(), 24
     expected = _serve(_make(made, TOGETHER), count)
-    with processes(2, made) as running:
-        with connected([process.port for process in running], made) as engine:
-            step, steps, remote = engine.step, itertools.count(), engine._prefill
+    with (
+        processes(2, made) as running,
+        connected([process.port for process in running], made) as engine,
+    ):
+        step, steps, remote = engine.step, itertools.count(), engine._prefill
 
-            def disturbed():
-                number = next(steps)
-                if number in (4, 9):  # with prompts that it has
-                    running[number == 9].kill()
-                if number == 14:
-                    running[0] = Process(made, running[0].port)
-                    wait_until(lambda: remote.peers[0].is_connected)
-                return step()
+        def disturbed():
+            number = next(steps)
+            if number in (4, 9):  # with prompts that it has
+                running[number == 9].kill()
+            if number == 14:
+                running[0] = Process(made, running[0].port)
+                wait_until(lambda: remote.peers[0].is_connected)
+            return step()
 
-            engine.step = disturbed
-            _assert_same(_serve(engine, count), expected, ())
-            assert next(steps) > 15
-            assert running[0].leaders.scheduler.counters.num_prefilled_tokens
+        engine.step = disturbed
+        _assert_same(_serve(engine, count), expected, ())
+        assert next(steps) > 15
+        assert running[0].leaders.scheduler.counters.num_prefilled_tokens
 
 
 def test_pages_that_the_decoding_side_has_do_not_come_again():
@@ -153,9 +156,9 @@ def test_pages_that_the_decoding_side_has_do_not_come_again():
     [prompt] = fakes.prompts([8 * 8 + 1], _VOCAB, seed=3)
     with processes(1, made) as running, connected([running[0].port], made) as engine:
         engine.generate([prompt], fakes.greedy(2))
-        first = engine._prefill.figures["prefill_received_bytes"]
+        first = engine._prefill.figures.received_bytes
         engine.generate([[*prompt[:40], *prompt[:33]]], fakes.greedy(2))
-        second = engine._prefill.figures["prefill_received_bytes"] - first
+        second = engine._prefill.figures.received_bytes - first
         assert first == 8 * engine._prefill._page_bytes[0]
         assert second == 4 * engine._prefill._page_bytes[0]
         assert running[0].leaders.scheduler.counters.num_cached_tokens == 40
@@ -180,12 +183,15 @@ def test_a_prefix_that_leaves_the_cache_meanwhile_is_computed_here():
 
 def test_a_process_that_computes_something_else_is_refused_by_what_differs():
     made = fakes.llama()
-    with processes(1, made, facts={"checkpoint": "abd"}) as running:
-        with pytest.raises(InputError) as error, connected([running[0].port], made):
-            pass
+    with (
+        processes(1, made, facts={"checkpoint": "abd"}) as running,
+        pytest.raises(InputError) as error,
+        connected([running[0].port], made),
+    ):
+        pass
     assert str(error.value) == (
-        f"prefill.hosts=127.0.0.1:{running[0].port}: this engine has another checkpoint than the "
-        "prefill process: abc, not abd"
+        f"prefill.hosts=127.0.0.1:{running[0].port}: the prefill process has another checkpoint "
+        "than this engine: abd, not abc"
     )
 
 
@@ -200,15 +206,16 @@ def test_what_is_no_prefill_process_is_refused(answer):
 
         threading.Thread(target=greet).start()
         port = other.getsockname()[1]
-        with pytest.raises(InputError, match=f":{port}: what answers at .* computes no prompts"):
-            with connected([port], fakes.llama()):
-                pass
+        message = f":{port}: what answers at .* computes no prompts"
+        with pytest.raises(InputError, match=message), connected([port], fakes.llama()):
+            pass
 
 
 def test_what_is_no_engine_ends_no_process():
-    made = fakes.llama()
+    made, greeting = fakes.llama(), json.dumps({"facts": _FACTS}).encode() + b"\n"
+    lines = b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"null\n", b'{"facts": 3}\n', b"{}\n"
     with processes(1, made) as running:
-        for line in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"null\n", b'{"facts": 3}\n', b"{}\n"):
+        for line in (*lines, greeting + b'{"prefill": 1}\n', greeting + b'{"abort": []}\n'):
             with socket.create_connection(("127.0.0.1", running[0].port)) as connection:
                 connection.sendall(line)
         with connected([running[0].port], made) as engine:
@@ -216,19 +223,26 @@ def test_what_is_no_engine_ends_no_process():
             assert engine._prefill.sent_bytes
 
 
-def test_scored_prompts_and_prompts_that_never_fit_are_computed_here():
+def test_scored_prompts_are_computed_here():
     made, prompts = fakes.llama(), fakes.prompts([20, 60], _VOCAB, seed=9)
-    expected = _make(made, TOGETHER)
-    scores, texts = expected.score(prompts), expected.generate(prompts, fakes.greedy(4))
+    expected = _make(made, TOGETHER).score(prompts)
+    with processes(1, made) as running, connected([running[0].port], made) as engine:
+        for found, score in zip(engine.score(prompts), expected, strict=True):
+            np.testing.assert_allclose(found.logprobs, score.logprobs, atol=1e-4)
+        assert not engine._prefill.figures.received_bytes
+
+
+@pytest.mark.long
+def test_a_prompt_that_never_fits_into_the_process_is_computed_here():
+    made, prompts = fakes.llama(), fakes.prompts([20, 60], _VOCAB, seed=9)
+    expected = _make(made, TOGETHER).generate(prompts, fakes.greedy(4))
     with (
         processes(1, made, cache_bytes=20_000) as running,
         connected([running[0].port], made) as engine,
     ):
-        for found, score in zip(engine.score(prompts), scores, strict=True):
-            np.testing.assert_allclose(found.logprobs, score.logprobs, atol=1e-4)
-        assert not engine._prefill.figures["prefill_received_bytes"]
         found = engine.generate(prompts, fakes.greedy(4))
-        assert [a.token_ids for a in found] == [a.token_ids for a in texts]
+        assert [a.token_ids for a in found] == [a.token_ids for a in expected]
+        assert 0 < running[0].leaders.scheduler.counters.num_prefilled_tokens < 30
 
 
 def test_a_fault_in_a_prompt_ends_no_other():

@@ -34,6 +34,8 @@ def run(monkeypatch, capfd):
     (["--hosts=2", "--host_index=2"], "of 2 hosts the first is 0 and the last 1, not 2"),
     (["--hosts=2", "--coordinator=here"], "a coordinator is host 0's address:port, not 'here'"),
     (["--port={busy}"], "in use"),
+    (["--role=prefill", "--port=0"], "--port=0: must be a port that other servers know"),
+    (["--role=prefill", "--max_queue_s=1"], "serve --role=prefill does not read --max_queue_s"),
     (["--allowed_hosts=a.example:8000"], "leave the port out"),
     (["--allowed_origins=chat.example"], "is no origin, such as https://"),
     (["--root_path=llm"], "is no path, such as /llm"),

@@ -106,6 +106,7 @@ class ServedEngine:
         ]
         page_use = pages.page_use(scheduler.shards, self._engine.config)
         self._steps.read(self._engine.records)
+        prefill = self._engine.prefill_figures
         return Heartbeat(
             num_running=len(scheduler.running),
             num_waiting=len(waiting),
@@ -117,6 +118,8 @@ class ServedEngine:
             read_bandwidth=self._steps.read_bandwidth,
             iteration_tokens=list(self._steps.iteration_tokens),
             accepted_per_position=_accepted(counters, self._engine.config.engine.drafts.levels),
+            prefill_processes=prefill.num_connected,
+            prefill_bandwidth=prefill.planned_bandwidth,
             counters={
                 "steps": counters.num_steps,
                 "prompt_tokens": counters.num_prompt_tokens,
@@ -128,6 +131,8 @@ class ServedEngine:
                 "draft_rounds": counters.verified.total(),
                 "late_compiles": self._engine.model_runner.num_late_compiles,
                 "compile_seconds": self._engine.compile_s,
+                "prefill_received_bytes": prefill.received_bytes,
+                "prefill_received_seconds": prefill.received_s,
                 **self._steps.counters,
             },
         )

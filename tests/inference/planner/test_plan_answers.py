@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from configs import presets
@@ -132,3 +133,28 @@ def test_given_formats_are_kept():
 def test_chips_that_only_decode_need_something_to_decode():
     with pytest.raises(InputError, match="at least 1, not 0"):
         slo.disaggregated(_70B, 8, 1024, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_balanced_processes_leave_the_least_idle(seed):
+    prefill_rate, decode_rate = np.random.default_rng(seed).uniform(0.1, 10, 2)
+    best = slo.balance(prefill_rate, decode_rate)
+    assert best.requests_s == min(best.prefill * prefill_rate, best.decode * decode_rate)
+    for prefill in range(1, 9):
+        for decode in range(1, 9):
+            rate = min(prefill * prefill_rate, decode * decode_rate) / (prefill + decode)
+            assert rate <= best.requests_s / (best.prefill + best.decode) + 1e-6
+    swapped = slo.balance(decode_rate, prefill_rate)
+    assert (swapped.prefill, swapped.decode) == (best.decode, best.prefill)
+
+
+def test_a_slow_connection_takes_more_processes_for_prompts():
+    placed = Deployment(presets.get("llama3-8b").config, catalog.get("h100"))
+    fast, slow = (slo.disaggregated(placed, 64, 4096, 256, rate) for rate in (1e11, 1e8))
+    assert slow.transfer_s == pytest.approx(1000 * fast.transfer_s)
+    assert slow.transfer_s == pytest.approx(slow.transfer_bytes / 1e8)
+    assert slow.apart.ttft_s > fast.apart.ttft_s and slow.apart.tpot_s == fast.apart.tpot_s
+    assert slow.balanced.prefill / slow.balanced.decode > (
+        fast.balanced.prefill / fast.balanced.decode
+    )
+    assert slo.balance(2.0, 1.0) == slo.Balance(1, 2, 2.0)

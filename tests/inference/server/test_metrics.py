@@ -40,6 +40,7 @@ GAUGES = {
     ),
     "ridgeline:oldest_waiting_seconds": OWN, "ridgeline:page_waste": OWN,
     "ridgeline:page_sharing": OWN, "ridgeline:read_bandwidth_bytes": OWN,
+    "ridgeline:prefill_processes": OWN, "ridgeline:prefill_planned_bandwidth_bytes": OWN,
     "ridgeline:engine_ready": OWN,
 }  # fmt: skip
 COUNTERS = {
@@ -51,6 +52,7 @@ COUNTERS = {
     "vllm:request_success": (*OWN, "finished_reason"), "vllm:corrupted_requests": OWN,
     "vllm:admission_rejections": (*OWN, "reason"), "http_requests": HTTP,
     "ridgeline:steps": OWN, "ridgeline:late_compiles": OWN, "ridgeline:compile_seconds": OWN,
+    "ridgeline:prefill_received_bytes": OWN, "ridgeline:prefill_received_seconds": OWN,
     "ridgeline:host_seconds": OWN, "ridgeline:timed_steps": (*OWN, "kind"),
     "ridgeline:step_seconds": (*OWN, "kind"), "ridgeline:predicted_step_seconds": (*OWN, "kind"),
     "ridgeline:step_bytes": (*OWN, "kind"), "ridgeline:engine_restarts": OWN,
