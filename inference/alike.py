@@ -9,6 +9,8 @@ from inference.checkpoints import provenance
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.runtime.serialization import key
 
+_PROTOCOL = "1"  # of `inference/prefill/peer.py`
+
 
 def of_model(config: Config, checkpoint: Checkpoint | None) -> dict[str, str]:
     """Facts of the code, the model and its weights, by what an error calls them."""
@@ -25,6 +27,7 @@ def of_pages(config: Config, implementations: str, checkpoint: Checkpoint) -> di
     the runner's.
     """
     return of_model(config, checkpoint) | {
+        "protocol of prefill processes": _PROTOCOL,
         "implementation of products and attention": implementations,
         "engine.cache.page_tokens": str(config.page_tokens),
         "engine.cache.row_multiple": str(config.engine.cache.row_multiple or 1),

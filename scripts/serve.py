@@ -200,6 +200,8 @@ def check_flags() -> None:
     host_flags.place()
     if _ROLE.value == "prefill":
         common.check_unread("serve --role=prefill", _UNREAD_BY_PREFILL)
+        if (num_hosts := host_flags.place().count) > 1:
+            raise InputError(f"--role=prefill: goes with one host, not with {num_hosts}")
         if not _PORT.value:
             raise InputError(
                 "--port=0: must be a port that other servers know, with --role=prefill"

@@ -55,6 +55,7 @@ class Peer:
         self._address, self.name = address, f"{address[0]}:{address[1]}"
         self._events, self._room = events, room
         self._link: Link | None = None
+        self._outbox: queue.SimpleQueue[tuple[Link, object]] = queue.SimpleQueue()
         self._stored: dict[int, dict[tuple[int, int], HostPages]] = {}  # by the prompt's number
         self.is_connected = self._has_ended = False
         self.received_bytes, self.received_s = 0, 0.0
@@ -65,6 +66,7 @@ class Peer:
         """
         link = self._connect(facts)
         threading.Thread(target=self._run, args=(facts, link), daemon=True).start()
+        threading.Thread(target=self._send_all, daemon=True).start()
 
     def end(self) -> None:
         """Disconnects for good."""
@@ -91,7 +93,13 @@ class Peer:
 
     def _send(self, message: object) -> None:
         if self._link is not None:
-            self._link.send(message)
+            self._outbox.put((self._link, message))
+
+    def _send_all(self) -> None:
+        """Sends in another thread, as one that reads nothing must not delay who decodes."""
+        while True:
+            link, message = self._outbox.get()
+            link.send(message)
 
     def _connect(self, facts: Mapping[str, str]) -> Link | None:
         """A connection that the other side has accepted; None: there is none."""
