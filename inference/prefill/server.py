@@ -119,16 +119,16 @@ class PromptServer:
             self._take(wait_s)
         while not self._inbox.empty():
             self._take(0.0)
-        is_idle = False
+        is_launched = False
         try:
-            is_idle = not self._leaders.launch() and not len(self._leaders)
-            for leader in self._leaders.commit(waits=len(self._leaders) > 1 or not is_idle):
+            is_launched = self._leaders.launch()
+            for leader in self._leaders.commit(waits=not is_launched):
                 if job := self._jobs.get(leader):  # it gave non-finite logits
                     self._end(job, is_done=False)
         except SequenceFault as fault:
             self._start_over(fault)
         has_sent = [self._send_pages(job) for job in list(self._jobs.values())]
-        if is_idle and not any(has_sent) and self._jobs:  # connections are slower
+        if not (is_launched or len(self._leaders) or any(has_sent)):  # connections are slower
             self._take(_BUSY_S)
 
     def _take(self, wait_s: float) -> None:
