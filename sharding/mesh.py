@@ -7,11 +7,12 @@ one array, along the axes that a `PartitionSpec` names: those which the chips di
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.stages import Wrapped
 
 from configs.engine import Config
 from configs.errors import InputError
@@ -115,15 +116,27 @@ def to_global(mesh: jax.sharding.Mesh | None, spec: PartitionSpec, tree: T) -> T
     )
 
 
-def over(
-    mesh: jax.sharding.Mesh | None, function: Callable[..., T], in_specs: object, out_specs: object
-) -> Callable[..., T]:
-    """The function on each chip, with that chip's parts of arrays; without a mesh, itself."""
+def jitted(
+    mesh: jax.sharding.Mesh | None,
+    function: Callable[..., object],
+    in_specs: object,
+    out_specs: object,
+    **options: Any,
+) -> Wrapped:
+    """`jax.jit`, with its options, of a function that runs on each chip with that chip's parts of
+    arrays, whose specs are trees or prefixes of some; without a mesh, of the function itself.
+    """
     if mesh is None:
-        return function
-    return jax.shard_map(
+        return jax.jit(function, **options)
+    on_chips = jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
+    takes, returns = _named(mesh, in_specs), _named(mesh, out_specs)
+    return jax.jit(on_chips, in_shardings=takes, out_shardings=returns, **options)
+
+
+def _named(mesh: jax.sharding.Mesh, specs: object) -> object:
+    return jax.tree.map(functools.partial(NamedSharding, mesh), specs)
 
 
 def moved(tree: T, mesh: jax.sharding.Mesh | None, specs: object) -> T:
@@ -132,8 +145,7 @@ def moved(tree: T, mesh: jax.sharding.Mesh | None, specs: object) -> T:
     """
     if mesh is None:
         return jax.device_put(tree, jax.devices()[0])
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-    return jax.device_put(tree, shardings)
+    return jax.device_put(tree, _named(mesh, specs))
 
 
 def moved_to_group(tree: T, mesh: jax.sharding.Mesh, group: int, base: T) -> T:

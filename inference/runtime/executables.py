@@ -193,13 +193,12 @@ class Executables:
         """Lowers a function of the engine's arrays, cache and slots last and donated, and a batch.
         It takes unread arguments too: a loader need not know which these are.
         """
-        function = meshes.over(self._mesh, function, in_specs, out_specs)
         donated = len(arguments) - 3, len(arguments) - 2
         kernels = self._config.engine.kernels
         with backends.use(self._backend), packed.exact(kernels.activations == "exact"):
-            jitted = jax.jit(
-                function, donate_argnums=donated, keep_unused=True,
-                compiler_options=dict(self._backend.compiler_options),
+            jitted = meshes.jitted(
+                self._mesh, function, in_specs, out_specs, donate_argnums=donated,
+                keep_unused=True, compiler_options=dict(self._backend.compiler_options),
             )  # fmt: skip
             return jitted.lower(*arguments)
 

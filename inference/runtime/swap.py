@@ -246,8 +246,10 @@ class PageSwapper:
                 arguments += (meshes.spread(self._mesh, copies, copied),)
                 in_specs, function = (*in_specs, copied), write
             out_specs = copied if to_host else self._specs
-            function = meshes.over(self._mesh, function, in_specs, out_specs)
-            jitted = jax.jit(function, donate_argnums=() if to_host else 0)
+            donated = () if to_host else 0
+            jitted = meshes.jitted(
+                self._mesh, function, in_specs, out_specs, donate_argnums=donated
+            )
             self._compiled[group, to_host] = jitted.lower(*arguments).compile()
         return self._compiled[group, to_host]
 
@@ -320,10 +322,10 @@ class StateSnapshots:
         if self._mesh is not None:
             specs = kv_cache.specs(self._config.model, self._config.chip_model)
         in_specs = specs, EACH_GROUP, EACH_GROUP, EACH_GROUP
-        function = meshes.over(self._mesh, kv_cache.keep_states, in_specs, specs)
         parts = abstract(self._cache), rows_A, rows_A, rows_A
         arguments = meshes.spread(self._mesh, parts, in_specs)
-        self._compiled = jax.jit(function, donate_argnums=0).lower(*arguments).compile()
+        keep = meshes.jitted(self._mesh, kv_cache.keep_states, in_specs, specs, donate_argnums=0)
+        self._compiled = keep.lower(*arguments).compile()
 
     def keep(self, cache: Cache, snapshots: Snapshots) -> Cache:
         """The cache with these snapshots of what the last step left in its slots."""

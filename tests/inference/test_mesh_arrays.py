@@ -16,7 +16,7 @@ from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
 from inference.checkpoints import resolve
 from inference.engine import Engine
-from layers import decoder, params
+from layers import decoder, kv_cache, params
 from layers.kernels.linear import low_bit
 from sharding import mesh as meshes
 from sharding import rules
@@ -142,11 +142,13 @@ def test_pages_are_those_of_one_chip(mesh):
         engine.generate(prompts, fakes.greedy(3))
         caches.append(engine.model_runner.cache)
     K, H = _DENSE.layers[0].mixer.num_kv_heads, _DENSE.layers[0].mixer.head_width
-    for alone, over in zip(*caches, strict=True):
+    specs = kv_cache.specs(_DENSE, engine.config.chip_model)
+    for alone, over, spec in zip(*caches, specs, strict=True):
         num_pages, page_tokens, width = over.pages.shape
         assert (page_tokens, width) == alone.pages.shape[1:]
         part = num_pages, page_tokens // mesh.context, width // mesh.model
         assert over.pages.sharding.shard_shape(over.pages.shape) == part
+        assert over.pages.sharding.spec == spec.pages
         rows = np.asarray(over.pages).reshape(
             num_pages, mesh.context, -1, mesh.model, 2, K // mesh.model * H
         )

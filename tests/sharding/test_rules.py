@@ -100,8 +100,9 @@ def test_a_spec_names_the_axes_that_chips_divide():
     assert (shape.shape, shape.sharding) == (array.shape, array.sharding)
     alike = meshes.put(mesh, PartitionSpec(), lambda group, chip: np.arange(5))
     assert alike.shape == (5,) and alike.sharding.is_fully_replicated
-    added = meshes.over(mesh, lambda x: x + jax.lax.axis_index("context"), (spec,), spec)
-    np.testing.assert_array_equal(jax.jit(added)(array)[::3, 0], rows + rows % 2)
+    added = meshes.jitted(mesh, lambda x: x + jax.lax.axis_index("context"), (spec,), spec)(array)
+    np.testing.assert_array_equal(added[::3, 0], rows + rows % 2)
+    assert added.sharding == array.sharding
 
 
 def test_a_mesh_needs_its_chips():
