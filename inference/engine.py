@@ -322,7 +322,7 @@ class Engine(PromptReader):
         on the same mesh, and `update_params`: no copy goes through the host.
 
         Raises:
-            InputError: products read packed weights, there are several hosts, or the engine sleeps.
+            InputError: weights have few bits, there are several hosts, or the engine sleeps.
         """
         self._check_awake()
         hosts.current().check_alone("export_params")

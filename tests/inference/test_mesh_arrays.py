@@ -17,7 +17,7 @@ from configs.mesh import ONE_CHIP, Mesh
 from inference.checkpoints import resolve
 from inference.engine import Engine
 from layers import decoder, kv_cache, params
-from layers.kernels.linear import low_bit
+from layers.kernels.linear import low_bit, packed
 from sharding import mesh as meshes
 from sharding import rules
 from tests import fakes
@@ -189,9 +189,20 @@ def test_what_is_padded_is_said_once(caplog):
     assert "embed/table" in lines[0]
 
 
-def test_packed_parameters_are_not_exported():
-    engine = fakes.engine(
-        _DENSE, None, "one", False, Mesh(model=2), **_SIZES | {"linear": "ffi_cpu"}
-    )
-    with pytest.raises(InputError, match="engine.kernels.linear=ffi_cpu packs .*'reference'"):
+@pytest.mark.parametrize("dtype, mesh", [
+    ("float32", ONE_CHIP), ("bfloat16", Mesh(model=2)),
+    pytest.param("float32", Mesh(model=2, context=2), marks=pytest.mark.long),
+], ids=str)  # fmt: skip
+def test_strips_of_the_cpu_are_exported_as_what_was_packed(mesh, dtype):
+    model = dataclasses.replace(_DENSE, dtype=dtype)
+    settings = _SIZES | {"linear": "ffi_cpu", "attention": "ffi_cpu"}
+    engine = fakes.engine(model, None, "one", False, mesh, **settings)
+    assert packed.is_packed(engine.model_runner.params["layers"][0]["ffn"]["down"])
+    jax.tree.map(np.testing.assert_array_equal, engine.export_params(), fakes.real_params(model))
+
+
+def test_weights_of_few_bits_are_not_exported():
+    model = dataclasses.replace(_DENSE, formats=(("layers/1/ffn/down", ("int8",)),))
+    engine = fakes.engine(model, None, "one", False, Mesh(model=2), **_SIZES)
+    with pytest.raises(InputError, match="layers/1/ffn/down is stored in int8: an engine exports"):
         engine.export_params()

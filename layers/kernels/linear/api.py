@@ -197,27 +197,28 @@ def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None =
 
 def export_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None = None) -> Params:
     """New arrays of parameters that `placement` made, as the model declares them, over the chips of
-    a mesh with the shardings of `rules.layout`, without the host. Raises InputError if the chosen
-    implementation packs them.
+    a mesh with the shardings of `rules.layout`, without the host. Raises InputError if one of them
+    has few bits.
     """
-    declared, leaves = parameters.flatten(config.model.parameters()), parameters.flatten(
-        params, _is_made
-    )  # fmt: skip
-
-    def exported(path: str, leaf: Leaf) -> jax.Array:
-        if _is_made(leaf):
+    infos = config.model.parameters()
+    declared, leaves = parameters.flatten(infos), parameters.flatten(params, _is_made)
+    for path, info in declared.items():
+        if FORMATS[info.format].is_quantized or info.format == "int32":
             raise InputError(
-                f"engine.kernels.linear={config.engine.kernels.linear} packs {path} in "
-                f"{leaf.format}: parameters are exported where products are plain ('reference', "
-                "in float32 or bfloat16)"
+                f"{path} is stored in {info.format}: an engine exports parameters in float32 and "
+                "bfloat16 only (leave engine.weights and model.formats out)"
             )
-        if mesh is None:
-            return jnp.array(leaf, declared[path].format, copy=True)
-        return exchange.from_chips(config, path, declared[path], cast("jax.Array", leaf), mesh)
 
-    return parameters.unflatten(
-        config.model.parameters(), {path: exported(path, leaves[path]) for path in declared}
-    )
+    def exported(path: str, info: ParamInfo, leaf: Leaf) -> jax.Array:
+        if isinstance(leaf, Packed):
+            leaf = exchange.unpacked(leaf, rules.spec(path, info), mesh)
+        assert isinstance(leaf, jax.Array)
+        if mesh is None:
+            return jnp.array(leaf, info.format, copy=True)
+        return exchange.from_chips(config, path, info, leaf, mesh)
+
+    arrays = {path: exported(path, info, leaves[path]) for path, info in declared.items()}
+    return parameters.unflatten(infos, arrays)
 
 
 def _placement_of_arrays(

@@ -11,11 +11,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from configs.engine import Config
 from configs.kinds.params import ParamInfo, device_format
 from layers.kernels.device import target_device
+from layers.kernels.linear import packed
+from layers.kernels.linear.packed import Packed
+from sharding import mesh as meshes
 from sharding import rules
 from sharding.rules import Piece
 
@@ -27,6 +30,16 @@ def to_chips(config: Config, path: str, info: ParamInfo, array: jax.Array, mesh:
         array = jax.device_put(array, rules.layout(path, info, mesh))
     format = device_format(info, target_device().platform)
     return _in_order(array, axis, pieces, format, NamedSharding(mesh, rules.spec(path, info)))
+
+
+def unpacked(w: Packed, spec: PartitionSpec, mesh: Mesh | None) -> jax.Array:
+    """The plain array of a matrix in strips, over a mesh by its spec."""
+    return packed.unpack(w) if mesh is None else _unpacking(mesh, w.specs(spec), spec)(w)
+
+
+@functools.lru_cache(maxsize=256)
+def _unpacking(mesh: Mesh, specs: Packed, spec: PartitionSpec) -> Callable[[Packed], jax.Array]:
+    return meshes.jitted(mesh, packed.unpack, (specs,), spec)
 
 
 def from_chips(

@@ -83,6 +83,20 @@ def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
     return dataclasses.replace(packed, data=jax.device_put(data))
 
 
+@jax.jit
+def unpack(w: Packed) -> jax.Array:
+    """What `pack` packed, [F, D] or [E, F, D]; raises ValueError for blocks."""
+    *stack, F, D = w.shape
+    if w.format == "float32":
+        rows = w.data.swapaxes(-1, -2)
+    elif w.format == "bfloat16":
+        rows = jnp.moveaxis(jax.lax.bitcast_convert_type(w.data, jnp.bfloat16), -2, -3)
+    else:
+        raise ValueError(f"{w.shape} in {w.format} is not unpacked")
+    num_strips = w.data.shape[len(stack)]
+    return rows.reshape(*w.data.shape[: len(stack)], num_strips * STRIP, -1)[..., :F, :D]
+
+
 def pack_rows(rows_XX: Values, format: str, shape: tuple[int, ...]) -> Packed:
     """Packs a matrix [F, D], or a stack [E, F, D], from blocks in one of `BLOCKS`: uint8 [rows of
     all matrices, bytes of D numbers], or what gives slices of them, as they never exist as a whole.
