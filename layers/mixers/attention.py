@@ -242,14 +242,14 @@ def _attend_divided(
     for q_YWNH, row_YWX, rectangle in zip(ragged.split(q_TNH), new, ragged.rectangles, strict=True):
         bounds = mask.on_chip(reference.bounds(rectangle, options), chip, chips)
         stretch = Stretch(pages, rectangle.tables[group], bounds)
-        told = stretch, rectangle.valid_YW, page_format, local
+        part = stretch, rectangle.valid_YW, page_format, local
         if row_YWX is None:
             assert chosen.attend_part is not None
-            out_YWNH, total_YWN = chosen.attend_part(q_YWNH, *told)
+            out_YWNH, total_YWN = chosen.attend_part(q_YWNH, *part)
         else:
             assert chosen.append_and_attend_part is not None
             out_YWNH, total_YWN, pages = chosen.append_and_attend_part(
-                q_YWNH, row_YWX, rectangle.kv_position_YW, (chip, chips), *told
+                q_YWNH, row_YWX, rectangle.kv_position_YW, (chip, chips), *part
             )
         outs.append(out_YWNH)
         totals.append(total_YWN)

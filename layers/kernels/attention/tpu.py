@@ -248,7 +248,7 @@ def _attend(
         kv_position_Z = tiling.split(new.kv_position_YW)[:, 0]
         row_ZWX = tiling.split(_padded(new.row_YWX.reshape(Y, W, -1), pages.shape[2]))
         if new.share is not None:
-            row_ZWX, kv_position_Z, count_Z = _own(row_ZWX, kv_position_Z, count_Z, *new.share)
+            row_ZWX, kv_position_Z, count_Z = _of_chip(row_ZWX, kv_position_Z, count_Z, *new.share)
         if width == 1 and not page_format.is_quantized:
             # A head's key or value is a row, as XLA has them.
             row_ZXH = row_ZWX.reshape(Z, -1, H)
@@ -277,7 +277,7 @@ def _padded(x_ZX: jax.Array, width: int) -> jax.Array:
     return jnp.pad(x_ZX, (*((0, 0),) * (x_ZX.ndim - 1), (0, missing))) if missing else x_ZX
 
 
-def _own(
+def _of_chip(
     row_ZWX: jax.Array,
     kv_position_Z: jax.Array,
     count_Z: jax.Array,
@@ -290,9 +290,9 @@ def _own(
     width = row_ZWX.shape[1]
     first_Z = (chip - kv_position_Z) % chips
     nth_ZW = jnp.minimum(first_Z[:, None] + chips * jnp.arange(-(-width // chips)), width - 1)
-    own_count_Z = (count_Z - first_Z + chips - 1) // chips
-    index_Z = jnp.where(own_count_Z > 0, (kv_position_Z + first_Z) // chips, 0)
-    return jnp.take_along_axis(row_ZWX, nth_ZW[:, :, None], axis=1), index_Z, own_count_Z
+    num_tokens_Z = (count_Z - first_Z + chips - 1) // chips
+    index_Z = jnp.where(num_tokens_Z > 0, (kv_position_Z + first_Z) // chips, 0)
+    return jnp.take_along_axis(row_ZWX, nth_ZW[:, :, None], axis=1), index_Z, num_tokens_Z
 
 
 def _group(page_format: PageFormat) -> int:
