@@ -110,7 +110,8 @@ def connected(ports, model, mesh=ONE_CHIP, facts=None, prefill=None, **settings)
 )
 def test_tokens_are_those_of_one_engine(model, mesh):
     made, count, aborts = getattr(fakes, model)(), 30, range(0, 30, 7)
-    expected = _serve(_make(made, TOGETHER, mesh), count, aborts)
+    together = _make(made, TOGETHER, mesh)
+    expected = _serve(together, count, aborts)
     with (
         processes(2, made, mesh=Mesh(model=mesh.model)) as running,
         connected([process.port for process in running], made, mesh) as engine,
@@ -119,7 +120,8 @@ def test_tokens_are_those_of_one_engine(model, mesh):
         computed = [p.leaders.scheduler.counters.num_prefilled_tokens for p in running]
         assert min(computed) > 0  # both had some
         # Here: scored prompts, and answers of a request for which there was no slot when it began.
-        assert engine.scheduler.counters.num_prefilled_tokens < 0.6 * sum(computed)
+        num_here = engine.scheduler.counters.num_prefilled_tokens
+        assert num_here < 0.8 * together.scheduler.counters.num_prefilled_tokens
         assert engine._prefill.figures.received_bytes >= engine._prefill.sent_bytes > 0
         wait_until(lambda: not any(p.leaders.scheduler.has_work for p in running))
         assert not (engine._prefill._prompts or engine._prefill._pending or engine._prefill._led)
@@ -234,7 +236,7 @@ def test_scored_prompts_are_computed_here():
 
 @pytest.mark.long
 def test_a_prompt_that_never_fits_into_the_process_is_computed_here():
-    made, prompts = fakes.llama(), fakes.prompts([20, 60], _VOCAB, seed=9)
+    made, prompts = fakes.llama(), fakes.prompts([20, 150], _VOCAB, seed=9)
     expected = _make(made, TOGETHER).generate(prompts, fakes.greedy(4))
     with (
         processes(1, made, cache_bytes=20_000) as running,

@@ -119,10 +119,10 @@ def requests(count: int) -> list[dict]:
     """Greedy and seeded, some with a prefix in common."""
     rng = random.Random(0)
     words = ["the", "ridge", "line", "of", "hills", "above", "an", "old", "town", "to", "trade"]
-    prefix = " ".join(rng.choices(words, k=40))
+    prefix = " ".join(rng.choices(words, k=12))
     bodies = []
     for index in range(count):
-        prompt = " ".join(rng.choices(words, k=rng.randint(1, 60)))
+        prompt = " ".join(rng.choices(words, k=rng.randint(1, 25)))
         body = {"prompt": f"{prefix} {prompt}" if index % 3 == 0 else prompt}
         body |= {"temperature": 0} if index % 2 else {"temperature": 1, "seed": index}
         bodies.append(body | {"max_tokens": rng.randint(1, 40)})
