@@ -491,7 +491,8 @@ def engine(
     if not draws:
         executables._lower_step = _without_draws(executables._lower_step)
     own_shapes = config.num_snapshots, draws, compiling.is_quick()
-    key = Config(model, same, mesh, prefill, draft), *own_shapes
+    chips = prefill if prefill.chips else TOGETHER  # prompts elsewhere change no program here
+    key = Config(model, same, mesh, chips, draft), *own_shapes
     made.model_runner.executables = _executables.setdefault(key, executables)
     if shapes != "all" and made.config.engine.scheduling.chunked_prefill:
         riding = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
