@@ -225,6 +225,7 @@ def test_what_is_no_engine_ends_no_process():
             assert engine._prefill.sent_bytes
 
 
+@pytest.mark.long
 def test_scored_prompts_are_computed_here():
     made, prompts = fakes.llama(), fakes.prompts([20, 60], _VOCAB, seed=9)
     expected = _make(made, TOGETHER).score(prompts)
