@@ -86,18 +86,17 @@ def has_groups(w: Quantized) -> bool:
 
 
 def sum_of_planes(
-    product: Callable[[jax.Array, int, int], jax.Array], x_BWD: jax.Array, w: Quantized, tile: int
+    product: Callable[[jax.Array, int, int], jax.Array], x_BWD: jax.Array, w: Quantized
 ) -> jax.Array:
     """Products with all planes, float32 [B, W, F], by `product(x_BWD, bits, shift)` with one, for
-    activations of w's type in a multiple of `tile` rows.
+    activations of w's type.
     """
-    W, shift, y_BWF = x_BWD.shape[1], 0, jnp.zeros((), jnp.float32)
-    x_BWD = jnp.pad(x_BWD.astype(w.dtype), ((0, 0), (0, -W % tile), (0, 0)))
+    x_BWD, shift, y_BWF = x_BWD.astype(w.dtype), 0, jnp.zeros((), jnp.float32)
     for bits in planes(w.format):
         plane_BWF = product(x_BWD, bits, shift)
         y_BWF += plane_BWF if shift == 0 else plane_BWF * (1 << shift)
         shift += bits
-    return y_BWF[:, :W]
+    return y_BWF
 
 
 def stack_of(w: Quantized) -> Quantized:

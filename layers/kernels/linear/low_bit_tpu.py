@@ -56,7 +56,7 @@ def products(
     def product(x_BWD: jax.Array, bits: int, shift: int) -> jax.Array:
         return _plane(x_BWD, w, matrix_B, bits, shift, interpret)
 
-    return low_bit.times_rows(low_bit.sum_of_planes(product, x_BWD, w, _ROWS), w, matrix_B)
+    return low_bit.times_rows(low_bit.sum_of_planes(product, x_BWD, w), w, matrix_B)
 
 
 def _plane(
@@ -69,6 +69,7 @@ def _plane(
     groups = K * G // D
     lanes = next(n for n in _BLOCK_LANES if X % n == 0 == first % n)
     features, num_steps, num = min(F, _BLOCK_FEATURES), X // lanes, lanes // LANES
+    tiled = -(-W // _ROWS) * _ROWS  # rows; those behind W have anything
 
     weights = [w.scale] if w.zero is None or shift else [w.scale, w.zero]
     middle = 0.0 if w.zero is not None or shift else low_bit.middle(w.format)
@@ -95,12 +96,15 @@ def _plane(
         return e, 0, f * features // (block_scales * rows)
 
     def kernel(matrix_ref, x_ref, data_ref, *refs):
-        stored_refs, (out_ref, *weight_refs) = refs[: len(weights)], refs[len(weights) :]
+        stored_refs, (out_ref, tiled_ref, *weight_refs) = (
+            refs[: len(weights)], refs[len(weights) :]
+        )  # fmt: skip
         b, f, k = (pl.program_id(axis) for axis in range(3))
 
         @pl.when(k == 0)
         def _():
             out_ref[...] = jnp.zeros(out_ref.shape, jnp.float32)
+            tiled_ref[:W] = x_ref[0]
             scale_GX = low_bit.as_float(stored_refs[0][0], w.format)
             weight_refs[0][...] = (
                 scale_GX if rows == 1 else _of_rows(scale_GX, f * features, features, rows, F)
@@ -110,23 +114,24 @@ def _plane(
 
         @pl.when(matrix_ref[b] < E)
         def _():
-            sum_WF = jnp.zeros(out_ref.shape[1:], jnp.float32)
+            sum_WF = jnp.zeros((tiled, features), jnp.float32)
             for c in range(num):
                 start = pl.multiple_of((k * num + c) * K, K)
-                x_RK = _of_each_group(x_ref[0, :, pl.ds(start, K)], groups)
+                x_RK = _of_each_group(tiled_ref[:, pl.ds(start, K)], groups)
                 byte_FX = data_ref[0, :, c * LANES : (c + 1) * LANES]
                 numbers = _numbers(byte_FX, bits, w.format, x_ref.dtype)
                 sum_RF = _dot(x_RK, jnp.concatenate(numbers, axis=1))
                 if has_zeros:
                     sum_R1 = x_RK.astype(jnp.float32).sum(1, keepdims=True)
                 for j in range(groups):
-                    rows, group = slice(j * W, (j + 1) * W), pl.ds((k * num + c) * groups + j, 1)
+                    rows = slice(j * tiled, (j + 1) * tiled)
+                    group = pl.ds((k * num + c) * groups + j, 1)
                     scale_1F, *zeros = (ref[group] for ref in weight_refs)
                     group_WF = sum_RF[rows]
                     if has_zeros:
                         group_WF -= sum_R1[rows] * (zeros[0] if zeros else middle)
                     sum_WF += group_WF * scale_1F
-            out_ref[0] += sum_WF
+            out_ref[0] += sum_WF[:W]
 
     of_rows = pl.BlockSpec((1, W, D), lambda b, f, k, _: (b, 0, 0))
     of_weights = pl.BlockSpec((1, G, block_scales), weight_block)
@@ -140,7 +145,10 @@ def _plane(
                 *(of_weights for _ in weights),
             ],
             out_specs=pl.BlockSpec((1, W, features), lambda b, f, k, _: (b, 0, f)),
-            scratch_shapes=[pltpu.VMEM((G, features), jnp.float32) for _ in weights],
+            scratch_shapes=[
+                pltpu.VMEM((tiled, D), x_BWD.dtype),
+                *(pltpu.VMEM((G, features), jnp.float32) for _ in weights),
+            ],
         ),
         out_shape=jax.ShapeDtypeStruct((B, W, F), jnp.float32),
         compiler_params=pltpu.CompilerParams(
