@@ -185,7 +185,7 @@ def _candidates(
     # As many bits either way: fp8 where the chip has a rate for it.
     eight = "fp8" if "fp8" in deployment.hardware.rates else "int8"
     narrow = {"fp8": "w8a8_fp8", "int8": "w8a8"}[eight], "int4"
-    for mesh in _meshes(deployment, num_chips):
+    for mesh in slo.meshes(deployment, num_chips):
         if num_chips % mesh.num_chips:
             continue
         for weights in (precision.weights.name, *narrow) if fixed is None else [fixed.weights.name]:
@@ -195,19 +195,6 @@ def _candidates(
                     precision=Precision(FORMATS[weights], CACHE_FORMATS[cache], precision.rest),
                     mesh=mesh, replicas=num_chips // mesh.num_chips, speculation=None,
                 )  # fmt: skip
-
-
-def _meshes(deployment: Deployment, num_chips: int) -> Iterator[Mesh]:
-    """Those of `slo.meshes`, and each with 2, 4, ... chips that divide cached tokens."""
-    linked = min(num_chips, deployment.hardware.linked_chips)
-    for mesh in slo.meshes(deployment, num_chips):
-        yield mesh
-        while (mesh := dataclasses.replace(mesh, context=2 * mesh.context)).num_chips <= linked:
-            try:
-                dataclasses.replace(deployment, mesh=mesh)
-            except InputError:
-                break
-            yield mesh
 
 
 def _why_not(candidate: Deployment, workload: Workload) -> str:

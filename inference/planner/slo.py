@@ -225,7 +225,8 @@ def answers(
     deployment: Deployment, targets: Targets, context: int, new_tokens: int,
     rate: float | None = None,
 ) -> list[Answer]:  # fmt: skip
-    """Every mesh, of up to 64 chips that are linked, that meets the targets, the smallest first.
+    """Every mesh, of up to 64 chips that are linked, that meets the targets, the smallest first;
+    of those that divide cached tokens, the best where it serves more than others of as many chips.
 
     Args:
         deployment: its mesh and replicas are what is asked for.
@@ -253,7 +254,7 @@ def answers(
         if targets.is_met(alone):
             matches.append(_answer(candidate, targets, context, new_tokens, rate, max_batch))
     if matches:
-        return matches
+        return _without_needless(matches)
     if nearest is None:
         raise InputError(
             f"{deployment.config.name} with one sequence of {context + new_tokens} tokens fits no "
@@ -265,25 +266,37 @@ def answers(
     )
 
 
+def _without_needless(matches: list[Answer]) -> list[Answer]:
+    """Leaves out what divides cached tokens and is not the best of as many chips."""
+    best: dict[int, Answer] = {}
+    for match in matches:
+        other = best.setdefault(match.mesh.num_chips, match)
+        if match.replica.requests_s > other.replica.requests_s:
+            best[match.mesh.num_chips] = match
+    return [match for match in matches
+            if match.mesh.context == 1 or match is best[match.mesh.num_chips]]  # fmt: skip
+
+
 def meshes(deployment: Deployment, max_chips: int = _MAX_CHIPS) -> list[Mesh]:
     """Every mesh of one replica of up to `max_chips` chips that divides the model evenly, as far as
-    links join them, by chips; replicas cover `data`.
+    links join them, by chips; replicas cover `data`. Chips along `context` are 1, 2, 4, ...
     """
     config, candidates = deployment.config, []
-    max_chips = min(max_chips, int(deployment.hardware.linked_chips))
+    max_chips = int(min(max_chips, deployment.hardware.linked_chips))
     shared = {num_experts for num_experts, _ in config.experts}
     widest = min(config.divided, default=1)
     for expert in [n for n in range(1, max_chips + 1) if all(count % n == 0 for count in shared)]:
         if expert > 1 and not shared:
             break
         for model in range(1, min(max_chips // expert, widest) + 1):
-            mesh = Mesh(model=model, expert=expert)
-            try:
-                dataclasses.replace(deployment, mesh=mesh)
-            except InputError:
-                continue
-            candidates.append(mesh)
-    return sorted(candidates, key=lambda mesh: (mesh.num_chips, mesh.expert))
+            for doublings in range((max_chips // (expert * model)).bit_length()):
+                mesh = Mesh(model=model, expert=expert, context=2**doublings)
+                try:
+                    dataclasses.replace(deployment, mesh=mesh)
+                except InputError:
+                    break  # what these cannot divide, twice as many cannot
+                candidates.append(mesh)
+    return sorted(candidates, key=lambda mesh: (mesh.num_chips, mesh.context, mesh.expert))
 
 
 def _answer(

@@ -1,6 +1,8 @@
 """--slo and --advise: what they say holds, and nothing smaller or better was overlooked."""
 
 import dataclasses
+import itertools
+import math
 
 import numpy as np
 import pytest
@@ -75,10 +77,29 @@ def test_answers_meet_the_targets_and_one_more_sequence_does_not():
 
 
 def test_meshes_are_valid_and_linked():
-    assert [mesh.model for mesh in slo.meshes(_70B)] == [1, 2, 4, 8]
+    sizes = (1, 2, 4, 8)
+    dense = [each for each in itertools.product(sizes, repeat=2) if math.prod(each) <= 8]
+    shapes = [(mesh.model, mesh.context) for mesh in slo.meshes(_70B)]
+    assert shapes == sorted(dense, key=lambda shape: (math.prod(shape), shape[1]))
     mixture = Deployment(presets.get("mixtral-8x7b").config, catalog.get("h100"))
-    shapes = {(mesh.model, mesh.expert) for mesh in slo.meshes(mixture)}
-    assert shapes == {(m, e) for m in (1, 2, 4, 8) for e in (1, 2, 4, 8) if m * e <= 8}
+    assert {(mesh.model, mesh.expert, mesh.context) for mesh in slo.meshes(mixture)} == {
+        each for each in itertools.product(sizes, repeat=3) if math.prod(each) <= 8
+    }
+    chosen = Deployment(presets.get("deepseek-v3.2").config, catalog.get("h100"))
+    assert {mesh.context for mesh in slo.meshes(chosen)} == {1}  # an indexer reads whole sequences
+
+
+def test_cached_tokens_are_divided_where_that_serves_more():
+    """Beyond 8 key/value heads chips along `model` hold copies."""
+    small = Deployment(presets.get("llama3-8b").config, catalog.get("v5e"))
+    found = slo.answers(small, Targets(), 7000, 512)
+    divided = {answer.mesh.num_chips: answer for answer in found if answer.mesh.context > 1}
+    assert len(divided) == sum(answer.mesh.context > 1 for answer in found)
+    assert set(divided) == {16, 32, 64}
+    for chips, answer in divided.items():
+        *others, last = (each for each in found if each.mesh.num_chips == chips)
+        assert last is answer and bool(others) == (chips < 64)  # more than there are heads
+        assert all(each.replica.requests_s < answer.replica.requests_s for each in others)
 
 
 def test_targets_that_no_mesh_meets():
