@@ -55,12 +55,10 @@ class Mesh:
     def is_even(self, config: ModelConfig) -> bool:
         """Whether chips along `model` and `context` get equal parts of it, none of them zeros."""
         chips, heads = self.model, config.cached_heads
-        ffns = [layer.ffn for layer in config.pattern if layer.ffn]
-        columns = [getattr(ffn, field) for ffn in ffns for field in ffn.divided]
         return (
             all(size % chips == 0 for size in config.divided)
             and all(cached % chips == 0 or chips % cached == 0 for cached in heads)
-            and all(size % self.group_chips == 0 for size in columns)
+            and all(size % self.group_chips == 0 for size in columns(config))
         )
 
     def check(self, config: ModelConfig) -> None:
@@ -107,6 +105,12 @@ class Mesh:
                 f"mesh expert={self.expert} does not divide the {shared} experts of "
                 f"{config.name}; valid: {', '.join(map(str, valid))}"
             )
+
+
+def columns(config: ModelConfig) -> set[int]:
+    """Sizes of feed-forwards, which chips along `model` and `context` divide."""
+    ffns = {layer.ffn for layer in config.pattern if layer.ffn}
+    return {getattr(ffn, field) for ffn in ffns for field in ffn.divided} - {0}
 
 
 def _undivided(config: ModelConfig) -> str | None:

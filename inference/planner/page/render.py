@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from configs import presets
+from configs.errors import InputError
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
 from configs.kinds.kind import Mixer
-from configs.mesh import Mesh
+from configs.mesh import Mesh, columns
 from configs.model import ModelConfig
 from configs.precision import CACHE_FORMATS, FORMATS, PLANNED
 from inference.planner import cost, weights
@@ -129,12 +130,13 @@ def describe(config: ModelConfig) -> dict[str, object]:
         "width": config.width,
         "kv_heads": min(head_counts) if max_heads > 1 else 1,
         "most_kv_heads": max_heads,
+        "divides_context": _divides_context(config),
+        "columns": sorted(columns(config)),
         **_between(at_few, at_most, 1, max_heads),
     }
 
 
 def _coefficients(config: ModelConfig) -> dict[str, object]:
-    two = Mesh(model=2, expert=2)
     return {
         "operations": [
             dataclasses.asdict(operation) | {"layers": layers}
@@ -159,20 +161,46 @@ def _coefficients(config: ModelConfig) -> dict[str, object]:
         ],
         "divided": sorted(config.divided),
         "cached_heads": config.cached_heads,
-        "exchanges": [
-            {
-                "axis": collective.axis,
-                "kind": collective.kind,
-                "count": collective.count,
-                # along `expert` each chip adds its own
-                "token_bytes": collective.token_bytes
-                / (two.expert if collective.axis == "expert" else 1),
-            }
-            for collective in collectives.of_step(config, two)
-            if collective.place != "sample"
-        ],
+        "exchanges": _exchanges(config),
         "num_experts": sorted({num_experts for num_experts, _ in config.experts}),
     }
+
+
+def _divides_context(config: ModelConfig) -> bool:
+    """Whether chips along `context` can divide what it caches."""
+    try:
+        Mesh(context=2).check(config)
+    except InputError:
+        return False
+    return True
+
+
+def _exchanges(config: ModelConfig) -> list[dict[str, object]]:
+    """What chips exchange for each token on any mesh: bytes, and the powers of chips along axes
+    that they are multiplied with.
+    """
+    # Of columns, which chips along `context` divide, too, the second mesh tells.
+    asked = (
+        (Mesh(model=2, expert=2), ("mixer", "experts")),
+        (Mesh(context=2), ("embed", "mixer", "ffn")),
+    )
+    exchanges = []
+    for mesh, places in asked:
+        for collective in collectives.of_step(config, mesh):
+            if collective.place not in places:
+                continue
+            powers: dict[str, int] = {}
+            if collective.axis == "expert":  # each chip adds its own tokens
+                powers = {"expert": 1}
+            elif collective.axis == "context":  # its heads, and each chip's number for each
+                powers = {"model": -1, "context": int(collective.kind == "all-gather")}
+            whole = math.prod(mesh.along(axis) ** power for axis, power in powers.items())
+            exchanges.append({
+                "axes": collective.axis.split(","), "kind": collective.kind,
+                "count": collective.count, "token_bytes": collective.token_bytes / whole,
+                "powers": powers,
+            })  # fmt: skip
+    return exchanges
 
 
 def _between(few: object, many: Any, start: int, stop: int) -> Any:

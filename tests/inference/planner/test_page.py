@@ -124,7 +124,8 @@ def deployment(point):
     drafts.append(point.get("draft_size", 0))  # which no control sets
     return Deployment(
         config, hardware, Precision(weights, cache, FORMATS[config.dtype]),
-        Mesh(point.get("data", 1), point["chips"], point["expert"]), point["replicas"],
+        Mesh(point.get("data", 1), point["chips"], point["expert"], point["context_chips"]),
+        point["replicas"],
         Speculation(*drafts) if drafts[0] else None, point["accounting"], snapshots=None,
         samples=point["samples"],
     )  # fmt: skip
@@ -226,6 +227,7 @@ def points(count, seed):
             "data": rng.choice((1, 1, 2, 3)),
             "chips": rng.choice((1, *heads)) if linked else 1,
             "expert": rng.choice(experts) if linked and told["num_experts"] else 1,
+            "context_chips": rng.choice((1, 2, 4)) if linked and told["divides_context"] else 1,
             "replicas": rng.choice((1, 3)),
             "price": rng.choice((None, 2.5)),
             "drafts": rng.choice((0, 0, 1, 4, 7)),
@@ -235,6 +237,9 @@ def points(count, seed):
             "accounting": rng.choice(("exact", "exact", "lecture")),
         }
         while not is_possible(point):
+            if point["chips"] == 1:
+                point["context_chips"] //= 2
+                continue
             point["chips"] = rng.choice([n for n in (1, *heads) if n < point["chips"]])
         found.append(point)
     return found
@@ -280,10 +285,12 @@ def test_what_may_be_chosen_is_what_the_mesh_allows(tmp_path):
     script = """
     for (const [name, model] of Object.entries(CATALOG.models))
       for (const kv of divisors(model.most_kv_heads)) results.push([name, kv,
-        validChips(model, CATALOG.hardware.h200, kv), validExperts(model, CATALOG.hardware.h200)]);
+        validChips(model, CATALOG.hardware.h200, kv), validExperts(model, CATALOG.hardware.h200),
+        (kv === model.kv_heads ? [1, 2] : []).map((chips) =>
+          [chips, validContexts(model, CATALOG.hardware.h200, chips)])]);
     finish();"""
     base = {**points(1, 0)[0], "hardware": "h200", "price": None}
-    for name, kv_heads, chips, experts in browse(tmp_path, script):
+    for name, kv_heads, chips, experts, contexts in browse(tmp_path, script):
         config = MODELS[name]
         point = {**base, "model": name, "kv_heads": kv_heads, "expert": 1}
         valid = [n for n in range(1, 257) if is_possible({**point, "chips": n})]
@@ -294,6 +301,9 @@ def test_what_may_be_chosen_is_what_the_mesh_allows(tmp_path):
         )
         point["chips"] = 1
         assert experts == [n for n in range(1, most + 1) if is_possible({**point, "expert": n})]
+        for point["chips"], found in contexts:
+            valid = [n for n in range(1, 65) if is_possible({**point, "context_chips": n})]
+            assert found == valid or point["chips"] not in chips, (name, point["chips"])
 
 
 # --- what is shown --------------------------------------------------------------------------------
@@ -312,7 +322,8 @@ const look = (step) => results.push({ step, state: { ...state },
     return [tick.dataset.axis, Number(tick.dataset.value), +l.getAttribute('x1'),
             +l.getAttribute('y1')]; }),
   dots: document.querySelectorAll('#roofline .dot').length,
-  hidden: document.querySelector('[data-control=expert]').hidden,
+  hidden: ['expert', 'context_chips'].map((name) =>
+    document.querySelector(`[data-control=${name}]`).hidden),
   request: document.getElementById('request_note').textContent,
   command: document.getElementById('command').textContent });
 const slide = (id, stop) => { const range = document.getElementById(id);
@@ -332,6 +343,7 @@ _MOVES = {
     "weights": "write('weights', 'int4');",
     "cache": "pick('cache', 'int8');",
     "chips": "slide('chips', 2);",
+    "context chips": "slide('context_chips', 2);",
     "hardware": "write('hardware', 'h200');",
     "replicas": "write('replicas-typed', '3');",
     "price": "write('price', '3.25');",
@@ -423,8 +435,8 @@ def check_pictures(look, expected):
     assert look["request"].startswith(f"{steps:,} steps after the prefill"), look["step"]
     computing = [name for name, value in expected.items() if name.endswith(".flops") and value]
     assert look["dots"] == len(computing), look["step"]
-    layers = MODELS[look["state"]["model"]].layers
-    assert look["hidden"] == (not any(layer.ffn and layer.ffn.experts for layer in layers))
+    told = render.describe(MODELS[look["state"]["model"]])
+    assert look["hidden"] == [not told["num_experts"], not told["divides_context"]]
 
 
 # --- the address, and what else a page owes -------------------------------------------------------
@@ -443,12 +455,12 @@ def test_the_address_holds_the_state(tmp_path):
     }, 500);"""
     )
     given = "model=mixtral-8x7b&hardware=a100&batch=9&context=700&new_tokens=33&chips=2&expert=4"
-    given += "&accounting=lecture"
+    given += "&context_chips=7&accounting=lecture"
     opened, (state, read, address), followed = browse(tmp_path, script, given)
     for setting in given.split("&"):
         key, value = setting.split("=")
         assert str(opened["state"][key]) == value
-    assert "--mesh=model=2,expert=4" in opened["command"]
+    assert "--mesh=model=2,expert=4,context=7" in opened["command"]
     assert state == read
     assert "drafts=3" in address and "cache=fp8" in address
     assert (followed["state"]["model"], followed["state"]["batch"]) == ("llama2-13b", 3)

@@ -27,6 +27,7 @@ function defaults(modelName) {
     cache: model.dtype,
     chips: 1,
     expert: 1,
+    context_chips: 1,
     replicas: 1,
     price: null,
     drafts: 0,
@@ -61,6 +62,10 @@ function settled(wish) {
     wish.chips ?? 1,
   );
   state.expert = nearestBelow(validExperts(config, CATALOG.hardware[hardware]), wish.expert ?? 1);
+  state.context_chips = nearestBelow(
+    validContexts(config, CATALOG.hardware[hardware], state.chips),
+    wish.context_chips ?? 1,
+  );
   state.replicas = whole("replicas", 1, 4096);
   state.price = wish.price > 0 ? wish.price : null;
   state.drafts = whole("drafts", 0, 16);
@@ -155,6 +160,12 @@ const GROUPS = [
         label: "Chips that share experts",
         stops: () => validExperts(config(), chip()),
         hidden: () => !config().num_experts.length,
+      },
+      {
+        key: "context_chips",
+        label: "Chips that share cached tokens",
+        stops: () => validContexts(config(), chip(), state.chips),
+        hidden: () => !config().divides_context,
       },
       { key: "replicas", label: "Replicas", stops: () => ladder(64), typed: true },
       {

@@ -48,7 +48,8 @@ function showFigures(p) {
   at("memory_title").textContent =
     d.numChips > 1 ? `Memory of each of ${d.numChips} chips` : "Memory";
   at("all_chips").hidden = d.numChips === 1;
-  at("links_note").hidden = mesh.model * mesh.expert <= (d.hardware.linked_chips ?? Infinity);
+  at("links_note").hidden =
+    groupChips(mesh) * mesh.expert <= (d.hardware.linked_chips ?? Infinity);
   at("links_note").textContent =
     `links join ${d.hardware.linked_chips} chips; this counts all as joined`;
   at("sequence_note").textContent =
@@ -148,6 +149,7 @@ function showCommand() {
   const mesh = [
     ["model", state.chips],
     ["expert", state.expert],
+    ["context", state.context_chips],
   ].filter(([, n]) => n > 1);
   if (mesh.length) add("mesh", mesh.map((axis) => axis.join("=")).join(","));
   if (state.replicas > 1) add("replicas", state.replicas);

@@ -20,11 +20,21 @@ const SCALED_TOGETHER = 64,
 
 const sum = (list, of) => list.reduce((found, item) => found + of(item), 0);
 
+const ONE_CHIP = { data: 1, model: 1, expert: 1, context: 1 };
+
+/** Chips that work for the same sequences. */
+const groupChips = ({ model, context }) => model * context;
+
 /** Everything a row is computed from; `input` names what the controls name. */
 function deployment(catalog, input) {
   const model = catalog.models[input.model],
     chip = catalog.hardware[input.hardware];
-  const mesh = { data: input.data ?? 1, model: input.chips ?? 1, expert: input.expert ?? 1 };
+  const mesh = {
+    data: input.data ?? 1,
+    model: input.chips ?? 1,
+    expert: input.expert ?? 1,
+    context: input.context_chips ?? 1,
+  };
   return {
     model,
     mesh,
@@ -36,7 +46,7 @@ function deployment(catalog, input) {
     formats: catalog.formats,
     replicas: input.replicas ?? 1,
     samples: input.samples ?? 1,
-    numChips: mesh.data * mesh.model * mesh.expert,
+    numChips: mesh.data * mesh.expert * groupChips(mesh),
     numGroups: mesh.data * mesh.expert,
     drafts: input.drafts ?? 0,
     acceptance: input.acceptance ?? 0,
@@ -70,8 +80,8 @@ function chipWeightBytes(d) {
   return sum(d.model.weights, (part) => {
     const held = partBytes(d, part) / (part.by_expert ? d.mesh.expert : 1);
     const copied = sized(part.kv_elements, d.kvHeads) / sized(part.elements, d.kvHeads);
-    const chips = part.is_split ? d.mesh.model : 1;
-    return chipPart(held, chips, copied, sized(part.kv_heads, d.kvHeads));
+    const divided = part.by_context ? groupChips(d.mesh) : d.mesh.model;
+    return chipPart(held, part.is_split ? divided : 1, copied, sized(part.kv_heads, d.kvHeads));
   });
 }
 
@@ -159,7 +169,7 @@ const stepOperations = (d, work) =>
   d.model.operations.map((declared) => evaluate(d, declared, work));
 
 function evaluate(d, declared, work) {
-  const { name, kind, layers, is_split, by_expert } = declared;
+  const { name, kind, layers, is_split, by_expert, by_context } = declared;
   const count = (amount) => amountOf(amount, work, d.kvHeads);
   const size = (field) => sized(declared[field], d.kvHeads);
   const moved = (what, as) =>
@@ -186,6 +196,7 @@ function evaluate(d, declared, work) {
     intensity: bytes ? flops / bytes : 0,
     split: is_split,
     by_expert,
+    by_context,
     cache_parts: size("cache_parts"),
     copied: size("kv_rows") / size("all_rows"),
     rows: !declared.rows.length ? Infinity : visited ? count(declared.rows) / visited : 0,
@@ -194,15 +205,16 @@ function evaluate(d, declared, work) {
   };
 }
 
-/** Bytes of a sequence of `length` tokens: what windows keep, and states; `chips` divide them. */
-function cacheBytes(d, length, chips = 1) {
+/** Bytes of a sequence of `length` tokens on a chip: what windows keep, and states. */
+function cacheBytes(d, length, mesh = ONE_CHIP) {
   return sum(d.model.caches, (cached) => {
     const { layers, elements, row, window, state_bytes: state } = cached;
     const tokens = window === null ? length : Math.min(length, window);
-    const divided = Math.min(chips, sized(cached.parts, d.kvHeads));
+    const divided = Math.min(mesh.model, sized(cached.parts, d.kvHeads));
     const perToken = bytesFor(d.cache, sized(elements, d.kvHeads), row) / divided;
     const states = (state * (1 + d.drafts)) / divided;
-    return layers * (tokens * (perToken + paddingBytes(d, cached, divided)) + states);
+    const held = (tokens / mesh.context) * (perToken + paddingBytes(d, cached, divided));
+    return layers * (held + states);
   });
 }
 
@@ -221,7 +233,7 @@ function paddingBytes({ hardware, cache, kvHeads }, { row_parts, values_in_keys 
 }
 
 /** Bytes of a copy of a sequence's states. */
-const snapshotBytes = (d, chips = 1) => cacheBytes({ ...d, drafts: 0 }, 0, chips);
+const snapshotBytes = (d, mesh = ONE_CHIP) => cacheBytes({ ...d, drafts: 0 }, 0, mesh);
 
 // --- seconds -------------------------------------------------------------------------------------
 
@@ -242,13 +254,17 @@ const fullest = (requests, mesh) => Math.ceil(requests / mesh.expert) / requests
 
 /** A chip's part of an operation. */
 function perChip({ mesh }, found) {
-  const heads = found.split ? mesh.model : 1;
+  const isAttention = found.kind === "attention";
+  const positions = found.by_context && isAttention ? mesh.context : 1;
+  const columns = found.by_context && !isAttention ? mesh.context : 1;
+  const heads = (found.split ? mesh.model : 1) * columns;
   const isDivided = found.by_expert;
   const part = (whole) => chipPart(whole, heads, found.copied, found.cache_parts);
   const share = isDivided ? 1 / mesh.expert : fullest(found.requests, mesh);
-  const flops = part(found.flops) * share;
+  const flops = (part(found.flops) / positions) * share;
   const weight_bytes = part(found.weight_bytes) / (isDivided ? mesh.expert : 1);
-  const cache_bytes = (found.cache_bytes / Math.min(heads, found.cache_parts)) * share;
+  const cached = found.cache_bytes / Math.min(heads, found.cache_parts);
+  const cache_bytes = (cached / positions) * share;
   const activation_bytes = part(found.activation_bytes) * share;
   return {
     flops,
@@ -302,27 +318,30 @@ function exactTime(d, work) {
 }
 
 function collectiveSeconds({ model, mesh, hardware }, { numTokens, requests, numLogits }) {
-  if (mesh.model * mesh.expert === 1 || !hardware.link_bandwidth) return 0;
-  const share = fullest(requests, mesh);
+  if (!hardware.link_bandwidth) return 0;
+  const share = fullest(requests, mesh),
+    group = groupChips(mesh);
   const seconds = (moved, chips, kind) =>
     (kind === "all-reduce" ? 2 : 1) *
     (chips - 1) *
     ((share * moved * hardware.link_axes) / chips / hardware.link_bandwidth +
       hardware.link_latency_s);
-  const exchanged = sum(model.exchanges, ({ axis, kind, count: times, token_bytes }) => {
-    const moved = token_bytes * numTokens * (axis === "expert" ? mesh.expert : 1);
-    return times * seconds(moved, mesh[axis], kind);
+  const product = (names, of) => names.reduce((found, name) => found * of(name), 1);
+  const exchanged = sum(model.exchanges, ({ axes, kind, count: times, token_bytes, powers }) => {
+    const grown = product(Object.keys(powers), (axis) => mesh[axis] ** powers[axis]);
+    const chips = product(axes, (axis) => mesh[axis]);
+    return times * seconds(token_bytes * numTokens * grown, chips, kind);
   });
   // The best value of each row of logits, its id and log-sum-exp; its logit.
   const sampled =
-    seconds(12 * mesh.model * numLogits, mesh.model, "all-gather") +
-    seconds(4 * numLogits, mesh.model, "all-reduce");
+    seconds(12 * group * numLogits, group, "all-gather") +
+    seconds(4 * numLogits, group, "all-reduce");
   return exchanged + sampled;
 }
 
 /** Weights and the caches of `numRead` requests once; two FLOPs a parameter and token. */
 function lectureCost(d, numTokens, numRead, context) {
-  const cached = cacheBytes({ ...d, drafts: 0 }, context, d.mesh.model);
+  const cached = cacheBytes({ ...d, drafts: 0 }, context, d.mesh);
   const bytes = chipWeightBytes(d) + Math.ceil(numRead / d.numGroups) * d.samples * cached;
   return { bytes, flops: (2 * numTokens * numActiveParameters(d)) / d.numChips };
 }
@@ -392,8 +411,8 @@ const meanLength = (d, context, newTokens) =>
 const newTokensOf = (input) => (input.thinking_tokens ?? 0) + (input.new_tokens ?? 0);
 
 /** Bytes of a request at its longest: its prompt once, and the tokens and states of each sample. */
-const requestBytes = (d, context, newTokens, chips = 1) =>
-  (cacheBytes(d, context + newTokens, chips) + (d.samples - 1) * cacheBytes(d, newTokens, chips)) *
+const requestBytes = (d, context, newTokens, mesh = ONE_CHIP) =>
+  (cacheBytes(d, context + newTokens, mesh) + (d.samples - 1) * cacheBytes(d, newTokens, mesh)) *
   d.models;
 
 /** Time of proposing drafts, of which a step verifies some. */
@@ -423,11 +442,11 @@ function plan(catalog, input) {
   const capacity = hardware.memory_bytes ?? Infinity;
   const chipHeld = chipWeightBytes(d) * d.models,
     room = capacity - chipHeld;
-  const chipSequence = cacheBytes(d, context + newTokens, mesh.model) * d.models;
+  const chipSequence = cacheBytes(d, context + newTokens, mesh) * d.models;
   // of each sequence's states one for prefixes, as the command keeps them unless it is told
   const onFullest = Math.ceil(batch / d.numGroups),
-    chipSnapshot = snapshotBytes(d, mesh.model);
-  const chipRequest = requestBytes(d, context, newTokens, mesh.model),
+    chipSnapshot = snapshotBytes(d, mesh);
+  const chipRequest = requestBytes(d, context, newTokens, mesh),
     chipHolds = chipRequest + d.samples * chipSnapshot;
   const chipCached = onFullest * chipHolds,
     snapshots = d.numGroups * onFullest * d.samples * snapshotBytes(d);
@@ -526,6 +545,8 @@ function equalThinkingTokens(catalog, input) {
 
 // --- what may be asked ---------------------------------------------------------------------------
 
+const MOST_CONTEXTS = 64;
+
 const divisors = (n) => Array.from({ length: n }, (_, i) => i + 1).filter((i) => n % i === 0);
 
 /** Chips that can divide each layer, as configs/mesh.py says; without links there is one. */
@@ -544,4 +565,11 @@ function validExperts(model, hardware) {
   const sizes = model.num_experts;
   if (!sizes.length || !hardware.link_bandwidth) return [1];
   return divisors(sizes[0]).filter((n) => sizes.every((size) => size % n === 0));
+}
+
+/** Chips that can divide cached tokens, and feed-forwards together with `chips` along `model`. */
+function validContexts({ divides_context, columns }, hardware, chips) {
+  if (!divides_context || !hardware.link_bandwidth) return [1];
+  const most = Array.from({ length: MOST_CONTEXTS }, (_, i) => i + 1);
+  return most.filter((n) => columns.every((size) => size % (chips * n) === 0));
 }
