@@ -62,9 +62,7 @@ async def plan(service: Service) -> Response:
         ApiError: 503, the model is being loaded; 404, the model has no plan.
     """
     if service.facts.plan is None:
-        raise ApiError(
-            404, "the page has no plan of this model on this mesh; scripts.plan may have"
-        )
+        raise ApiError(404, "there is no plan of this model")
     return Response(await asyncio.to_thread(_catalog, service), media_type="application/json")
 
 

@@ -9,18 +9,15 @@ from inference.planner.page import render
 from inference.server.frames import PlanFacts
 
 
-def plan_facts(config: Config, machine: HardwareSpec | None) -> PlanFacts | None:
-    """The model in its formats, and the largest batch; None of a mesh that divides the tokens of a
-    sequence, which the page does not plan. `machine`: this one, if known.
-    """
-    if config.mesh.context > 1:
-        return None
+def plan_facts(config: Config, machine: HardwareSpec | None) -> PlanFacts:
+    """The model in its formats, its mesh, and the largest batch. `machine`: this one, if known."""
     model = config.model
     start: dict[str, str | float] = {
         "batch": config.engine.max_seqs,
         "context": config.max_context // 2,
         "chips": config.mesh.model,
         "expert": config.mesh.expert,
+        "context_chips": config.mesh.context,
         "cache": model.cache_dtype,
     }
     stored = cost.weight_formats(model)

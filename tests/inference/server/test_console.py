@@ -466,7 +466,7 @@ def test_a_key_is_asked_for_and_a_wrong_one_is_refused(browser):
 
 
 def test_the_planner_opens_with_what_is_served(browser):
-    engine, config = Engine(), Config(presets.get("smollm2-135m").config)
+    engine, config = Engine(), Config(presets.get("smollm2-135m").config, mesh=Mesh(context=2))
     engine.facts = lambda: msgspec.structs.replace(
         FakeEngine().facts(), plan=plan_facts(config, None)
     )
@@ -480,6 +480,7 @@ def test_the_planner_opens_with_what_is_served(browser):
         page.reload()
         page.wait("document.getElementById('model')?.value === 'fake'")
         assert page.do("state.batch") == config.engine.max_seqs
+        assert page.do("state.context_chips") == 2
         assert page.do("plan(CATALOG, state).parameters") == 134515008
         assert page.do("Object.keys(CATALOG.models).length") > 20
         assert page.problems() == []
@@ -505,8 +506,6 @@ def test_the_planner_shows_that_it_loads(browser, server):
 
 
 def test_a_model_without_a_plan(server):
-    config = Config(presets.get("smollm2-135m").config, mesh=Mesh(context=2))
-    assert plan_facts(config, None) is None
     assert server.http.get("/console/plan").status_code == 404
 
 
