@@ -163,7 +163,7 @@ const GROUPS = [
       },
       {
         key: "context_chips",
-        label: "Chips that share cached tokens",
+        label: "Chips that share contexts",
         stops: () => validContexts(config(), chip(), state.chips),
         hidden: () => !config().divides_context,
       },
