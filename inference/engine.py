@@ -6,7 +6,7 @@ back.
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Set
 from collections.abc import Sequence as Items
 from pathlib import Path
 
@@ -23,13 +23,13 @@ from inference.device_memory import DeviceMemory
 from inference.input_processor import InputProcessor
 from inference.new_weights import ParamsVersions
 from inference.open_requests import OpenRequests
-from inference.outputs import Completion, RequestOutput
+from inference.outputs import RequestOutput
 from inference.planner import cache_policy
 from inference.prefill import places, worker
 from inference.prefill.prefiller import Figures
-from inference.prompt_reader import PromptReader
+from inference.prompt_runner import PromptRunner
 from inference.request import SamplingParams
-from inference.request_batch import Prompt, RequestBatch
+from inference.request_batch import Prompt
 from inference.request_state import RequestState
 from inference.runtime.model_runner import ModelRunner, for_this_device
 from inference.runtime.steps_in_flight import StepsInFlight
@@ -43,7 +43,7 @@ from layers.params import Params
 from sharding import hosts
 
 
-class Engine(PromptReader):
+class Engine(PromptRunner):
     """Runs many requests through one step at a time. Not thread-safe: one thread drives the
     device.
     """
@@ -432,47 +432,6 @@ class Engine(PromptReader):
         if self._prefill:
             self._prefill.warm_up(progress, seals)
         self.model_runner.warm_up(self.scheduler.shapes, progress, seals)
-
-    def generate(
-        self,
-        prompts: Items[Prompt],
-        params: SamplingParams | Items[SamplingParams] = SamplingParams(),
-        on_output: Callable[[RequestOutput], None] = lambda output: None,
-    ) -> list[Completion]:
-        """Continues every prompt and returns the completions in the order of the prompts.
-
-        Raises:
-            InputError: as `add_request`; then nothing was queued.
-        """
-        completions = dict(self.as_completed(prompts, params, on_output))
-        return [completions[index] for index in range(len(prompts))]
-
-    def as_completed(
-        self,
-        prompts: Items[Prompt],
-        params: SamplingParams | Items[SamplingParams] = SamplingParams(),
-        on_output: Callable[[RequestOutput], None] = lambda output: None,
-    ) -> Iterator[tuple[int, Completion]]:
-        """Continues every prompt and yields (index of the prompt, completion) as each ends; leaving
-        the loop early aborts the others.
-
-        Raises:
-            InputError: as `add_request`; then nothing was queued.
-        """
-        params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if len(params) != len(prompts):
-            raise InputError(f"{len(prompts)} prompts do not go with {len(params)} SamplingParams")
-        with RequestBatch(self, prompts, params) as batch:
-            yield from batch.completions(on_output)
-
-    def stream(
-        self, prompt: Prompt, params: SamplingParams = SamplingParams()
-    ) -> Generator[RequestOutput, None, None]:
-        """Continues one prompt, yielding its outputs; leaving the loop early aborts it. Several
-        streams may be read in turn.
-        """
-        with RequestBatch(self, [prompt], [params]) as batch:
-            yield from batch.outputs()
 
     def queue(
         self, prompt: Prompt, params: SamplingParams, unread: deque[RequestOutput]

@@ -55,6 +55,7 @@ ROOMS = (
         "open_requests",
         "request_batch",
         "prompt_reader",
+        "prompt_runner",
         "alike",
         "prefill",
         "device_memory",

@@ -50,6 +50,11 @@ def pair(monkeypatch, statuses):
     second.add(0, links.Link(other))
     yield first, second
     first._has_ended = second._has_ended = True
+    for end in (one, other):
+        end.shutdown(socket.SHUT_RDWR)
+    for thread in threading.enumerate():
+        if thread.name.endswith("(_listen)"):  # while what it calls ends no process
+            thread.join()
     one.close()
     other.close()
 

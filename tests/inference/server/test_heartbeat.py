@@ -11,6 +11,7 @@ from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
 from inference.planner.calibration import lookup, store
 from inference.planner.simulate import Simulator
+from inference.prefill.prefiller import Figures
 from inference.request import SamplingParams
 from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import Status
@@ -102,6 +103,7 @@ class Simulated(Simulator):
     """As much of an engine as a heartbeat reads."""
 
     compile_s = 0.0
+    prefill_figures = Figures()
     model_runner = types.SimpleNamespace(num_late_compiles=0, shapes=())
 
 
