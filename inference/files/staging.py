@@ -127,16 +127,19 @@ def fetch_directory(path: Path) -> None:
 
 
 def keep_alike(path: Path, last: str) -> None:
-    """Gives a store the new files of a directory of ours for a URL, then removes there what is here
-    no longer. Of both a folder's file `last` says whether the folder is whole: it comes behind all
-    others, and goes before them. Raises InputError if the store cannot be reached.
+    """Gives a store the files of a directory of ours for a URL, then removes there what is here no
+    longer. Of both a folder's file `last` says whether the folder is whole: it comes behind all
+    others, and goes before them. A folder that is whole there is not written again; any other is,
+    with every file, since what is there of it may be another machine's. Raises InputError if the
+    store cannot be reached.
     """
     if (url := _url(path)) is None:
         return
-    there = {item.url: item for item in object_store.listed(url)}
-    here = _upload(path, url, last, there.keys())
-    gone = [item for name, item in there.items() if name not in here]
-    object_store.remove(sorted(gone, key=lambda item: not item.key.endswith(f"/{last}")))
+    there = object_store.listed(url)
+    ends = [item for item in there if item.key.endswith(f"/{last}")]
+    here = _upload(path, url, last, tuple(item.url.removesuffix(last) for item in ends))
+    gone = [item for item in there if item.url not in here]
+    object_store.remove(sorted(gone, key=lambda item: item not in ends))
 
 
 def discard(path: Path) -> None:
@@ -148,8 +151,10 @@ def discard(path: Path) -> None:
         object_store.remove(object_store.listed(url))
 
 
-def _upload(path: Path, url: str, last: str, but: Collection[str] = ()) -> Collection[str]:
-    """Writes a file, or the files of a directory, to a URL; those that it has not. URLs of all."""
+def _upload(path: Path, url: str, last: str, whole: tuple[str, ...] = ()) -> Collection[str]:
+    """Writes a file, or the files of a directory except those below the URLs `whole`, to a URL.
+    Returns the URLs of all.
+    """
     files = {url: path}
     if path.is_dir():
         files = {
@@ -159,7 +164,7 @@ def _upload(path: Path, url: str, last: str, but: Collection[str] = ()) -> Colle
     for is_last in (False, True):
         batch = {
             name: file for name, file in files.items()
-            if name not in but and (file.name == last) == is_last
+            if not name.startswith(whole) and (file.name == last) == is_last
         }  # fmt: skip
         with ThreadPoolExecutor(_WORKERS) as pool:
             list(pool.map(object_store.upload, batch.keys(), batch.values()))

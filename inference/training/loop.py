@@ -72,7 +72,8 @@ def train(
         stop: asked before each step; if so, a checkpoint is written and the rest left out.
 
     Raises:
-        InputError: a loss is not finite, or a checkpoint cannot be read or written.
+        InputError: a loss is not finite, a checkpoint cannot be read or written, or a store does
+            not take the last one.
     """
     state = init(params, config)
     if folder is not None:
@@ -100,8 +101,10 @@ def train(
         if folder is not None and done % config.checkpoint_every == 0:
             folder.save(done, state)
             saved = done
-    if folder is not None and done != saved:
-        folder.save(done, state)
+    if folder is not None:
+        if done != saved:
+            folder.save(done, state)
+        folder.finish()
     return state.params
 
 

@@ -78,7 +78,8 @@ class StepFolder:
         )
 
     def save(self, step: int, state: object) -> None:
-        """Writes a checkpoint, then removes those that are too old.
+        """Writes a checkpoint, then removes those that are too old. A store that does not take it
+        is a warning: it gets the checkpoint with the next one, or by `finish`.
 
         Raises:
             InputError: it cannot be written; names the last good one, which stays. Or its digests
@@ -110,7 +111,26 @@ class StepFolder:
             ) from None
         for old in self._steps()[:-_NUM_KEPT]:
             shutil.rmtree(self._place(old), ignore_errors=True)
-        staging.keep_alike(self.path, _DIGESTS)
+        try:
+            staging.keep_alike(self.path, _DIGESTS)
+        except InputError as error:
+            logging.warning("%s; step %d is whole in %s, and training goes on", error, step, place)
+
+    def finish(self) -> None:
+        """Gives a store, where the folder is for one, the checkpoints that it did not take yet.
+
+        Raises:
+            InputError: it still does not; says where the newest is.
+        """
+        if (place := self.newest()) is None:
+            return
+        try:
+            staging.keep_alike(self.path, _DIGESTS)
+        except InputError as error:
+            raise InputError(
+                f"{error}; the last step is whole in {place}: the same command on this machine "
+                "goes on from there"
+            ) from None
 
     def newest(self) -> Path | None:
         """The last checkpoint that is whole."""

@@ -149,6 +149,63 @@ def test_training_goes_on_from_the_steps_in_a_store(store, reaches, monkeypatch,
     assert not place.exists() and not object_store.listed(url)
 
 
+@pytest.mark.parametrize("first_task", ["lm", "draft"])
+def test_a_step_that_two_machines_saved_is_the_second_ones(
+    store, first_task, reaches, monkeypatch, tmp_path
+):
+    """The first one dies while it uploads its first step."""
+    reaches(store)
+    url = _url(store, f"twice-{first_task}.training")
+    place = staging.made(url)
+
+    def on_another_machine():
+        shutil.rmtree(tmp_path / "cache")
+        conftest.start_anew(monkeypatch)
+        staging.made(url)
+
+    def upload(to, path):
+        if path.name == step_folder._DIGESTS:
+            raise KeyboardInterrupt
+        uploaded(to, path)
+
+    uploaded = object_store.upload
+    with monkeypatch.context() as patch:
+        patch.setattr(object_store, "upload", upload)
+        with pytest.raises(KeyboardInterrupt):
+            StepFolder(place, {"task": first_task}).save(50, _state(1))
+    first = _names(url)
+    assert {"run.json", "00000050/manifest.ocdbt"} <= first
+    on_another_machine()
+    folder = StepFolder(place, {"task": "lm"})
+    assert folder.newest() is None
+    folder.save(50, _state(2))
+    assert _names(url) == _files(place) != first
+    on_another_machine()
+    assert _restored(place, {"task": "lm"}) == 2
+
+
+def test_training_goes_on_where_a_store_takes_no_step(s3, reaches, monkeypatch, tmp_path, caplog):
+    relay, url, record = reaches(s3), _url(s3, "away.training"), {"task": "lm"}
+    folder = StepFolder(place := staging.made(url), record)
+    relay.refuses = True
+    folder.save(10, _state(10))
+    (warning,) = (entry.getMessage() for entry in caplog.records if entry.name == "absl")
+    assert (
+        f"not allowed; valid credentials: {object_store._CREDENTIALS['s3']}; step 10 is" in warning
+    )
+    assert f"whole in {place}/00000010" in warning and "\n" not in warning
+    folder.save(20, _state(20))
+    with pytest.raises(InputError, match=f"the last step is whole in {place}/00000020: the same"):
+        folder.finish()
+    relay.refuses = False
+    assert not _names(url)
+    StepFolder(place, record).finish()
+    assert _names(url) == _files(place)
+    shutil.rmtree(tmp_path / "cache")
+    conftest.start_anew(monkeypatch)
+    assert _restored(place, record) == 20
+
+
 def test_a_damaged_step_is_named(s3, reaches, tmp_path):
     reaches(s3)
     url, record = _url(s3, "damaged.training"), {"task": "lm"}

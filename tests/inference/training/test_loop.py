@@ -15,7 +15,7 @@ from configs.errors import InputError
 from configs.mesh import Mesh
 from configs.recipes.training import Recipe, TrainingConfig
 from inference.checkpoints.native import orbax_step
-from inference.files import atomic
+from inference.files import atomic, staging
 from inference.training import loop, losses, start
 from inference.training.step_folder import StepFolder
 from inference.training.windows import Windows
@@ -201,6 +201,29 @@ def test_a_step_whose_digests_cannot_be_written_is_whole(straight, monkeypatch, 
         run(folder)
     assert "\n" not in str(caught.value)
     monkeypatch.undo()
+    chex.assert_trees_all_equal(run(folder), straight)
+
+
+def test_a_store_that_takes_no_step_ends_a_run_at_its_last(straight, monkeypatch, tmp_path, caplog):
+    folder, calls, num_failing = StepFolder(tmp_path / "run", {}), [], 1
+
+    def keep_alike(path, last):
+        calls.append({name.name for name in path.glob("0*")})
+        if len(calls) <= num_failing:
+            raise InputError("cannot use s3://models/run: away")
+
+    monkeypatch.setattr(staging, "keep_alike", keep_alike)
+    chex.assert_trees_all_equal(run(folder), straight)
+    (warning,) = (entry.getMessage() for entry in caplog.records)
+    assert warning == (
+        f"cannot use s3://models/run: away; step 2 is whole in {folder.path}/00000002, and "
+        "training goes on"
+    )
+    assert calls[0] == {"00000002"} and calls[-1] == {"00000004", "00000006"}
+    num_failing = len(calls) + 1
+    message = f"away; the last step is whole in {folder.path}/00000006: the same command on this"
+    with pytest.raises(InputError, match=message):
+        run(folder)  # which has no step to do, but the store has not the last one
     chex.assert_trees_all_equal(run(folder), straight)
 
 
