@@ -17,6 +17,7 @@ HEARTBEAT_TIMEOUT_S = 8.0
 HEARTBEAT_S = 2.0
 _LONGEST_HELLO = 400  # bytes
 _LONGEST_LINE = 64 << 20  # a prompt of millions of tokens
+_SLICE = 1 << 20  # that one call sends: its timeout is for all that it is given
 _LOCAL = ("localhost", "127.0.0.1")
 _MOST_CLOCK_S = 30.0
 _PACKAGES = ("jax", "jaxlib")  # processes with different ones may not even meet
@@ -39,9 +40,9 @@ class Link:
         """
         with self._sending:
             try:
-                self.connection.sendall(_line(message))
-                for buffer in buffers:
-                    self.connection.sendall(buffer)
+                for buffer in (memoryview(_line(message)), *buffers):
+                    for start in range(0, len(buffer), _SLICE):
+                        self.connection.sendall(buffer[start : start + _SLICE])
             except OSError:  # half a line may have gone: nothing may follow it
                 self.end()
 

@@ -2,12 +2,14 @@
 waits to decode.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
+from configs.cache import CacheSpec
+from inference.request import SamplingParams
 from inference.runtime.model_runner import ModelRunner
 from inference.runtime.steps_in_flight import StepsInFlight
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.sequence import Sequence, Status
+from inference.scheduling.sequence import History, Prefix, Sequence, Status
 
 
 class Leaders:
@@ -72,3 +74,23 @@ def is_complete(leader: Sequence) -> bool:
     """Whether all of the prompt but its last token is in pages."""
     is_running = leader.status is Status.RUNNING
     return is_running and leader.num_computed_tokens == len(leader.tokens) - 1
+
+
+def leader_of(
+    id: int, params: SamplingParams, tokens: list[int], key: Hashable | None, arrival_s: float
+) -> Sequence:
+    """What computes a prompt, whose prefix is cached by `key`."""
+    leader = Sequence(
+        id, params, tokens, len(tokens), sends_pages=True, prefix=Prefix(key),
+        history=History(arrival_s),
+    )  # fmt: skip
+    leader.max_length = len(tokens)
+    return leader
+
+
+def sent_pages(spec: CacheSpec, pages: range, num_tokens: int, page_tokens: int) -> list[int]:
+    """Those of a leader's pages (indices in the sequence) that decoding from `num_tokens` on sees,
+    and which are sent.
+    """
+    dead = spec.dead_pages(num_tokens, page_tokens)
+    return [index for index in pages if index not in dead]

@@ -42,7 +42,7 @@ class Peer:
     Attributes:
         name: its 'host:port'.
         is_connected: whether prompts can be sent to it.
-        received_bytes, received_s: of pages, and how long these took once their frames began.
+        received: bytes of pages, and the seconds that these took once their frames began.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Peer:
         self._outbox: queue.SimpleQueue[tuple[Link, object]] = queue.SimpleQueue()
         self._stored: dict[int, dict[tuple[int, int], HostPages]] = {}  # by the prompt's number
         self.is_connected = self._has_ended = False
-        self.received_bytes, self.received_s = 0, 0.0
+        self.received: tuple[int, float] = 0, 0.0
 
     def start(self, facts: Mapping[str, str]) -> None:
         """Connects, now or as soon as the other is there. Raises InputError if it is there, and has
@@ -102,23 +102,29 @@ class Peer:
             link.send(message)
 
     def _connect(self, facts: Mapping[str, str]) -> Link | None:
-        """A connection that the other side has accepted; None: there is none."""
+        """A connection that the other side has accepted; None: there is none yet. Raises InputError
+        if it refuses, or answers what no such process does.
+        """
         try:
             link = Link(socket.create_connection(self._address, timeout=HEARTBEAT_S))
         except OSError:
             return None
-        link.send({"facts": dict(facts)})
-        problem: str | None = f"what answers at {self.name} computes no prompts"
+        is_accepted = False
         try:
+            link.send({"facts": dict(facts)})
             answer = next(link.messages(), None)
             if answer is None:
-                link.close()
                 return None
             problem = answer["problem"]
-        except (OSError, ValueError, KeyError):
-            pass
+            is_accepted = problem is None
+        except OSError:  # it ends, or is silent: perhaps it still starts
+            return None
+        except (ValueError, KeyError, TypeError):
+            problem = f"what answers at {self.name} computes no prompts"
+        finally:
+            if not is_accepted:
+                link.close()
         if problem is not None:
-            link.close()
             raise InputError(f"prefill.hosts={self.name}: {problem}")
         return link
 
@@ -130,16 +136,20 @@ class Peer:
                 is_refused = False
                 self._read(link)
             time.sleep(_RETRY_OTHER_S if is_refused else _RETRY_S)
+            link = None
             try:
-                link = None if self._has_ended else self._connect(facts)
-            except InputError as error:
+                if not self._has_ended:
+                    link = self._connect(facts)
+            except Exception as error:  # it refuses; or there is no thread, or no memory
                 if not is_refused:
-                    _log.warning("%s", error)
+                    _log.warning("%s", error if isinstance(error, InputError) else repr(error))
                 is_refused = True
 
     def _read(self, link: Link) -> None:
         why = "its connection ended"
         self._link, self.is_connected = link, True
+        if self._has_ended:  # before `end` could know of this one
+            link.end()
         try:
             for message in link.messages():
                 if "pages" in message:
@@ -148,11 +158,14 @@ class Peer:
                     self._events.put(Event(self, message["ended"], bool(message["done"])))
         except TimeoutError:
             why = f"it was silent for {HEARTBEAT_TIMEOUT_S:.0f} s"
-        except (OSError, ValueError, KeyError, TypeError, IndexError):
+        except OSError:
             pass
-        self.is_connected = False
-        self._events.put(Event(self, None))
-        link.close()
+        except Exception as error:
+            why = f"what it sent cannot be read ({error!r})"
+        finally:
+            self.is_connected = False
+            self._events.put(Event(self, None))
+            link.close()
         if not self._has_ended:
             _log.warning("prefill process %s is lost: %s", self.name, why)
 
@@ -162,9 +175,10 @@ class Peer:
         for array in arrays:
             buffer = bytes_of(array)
             if link.lines.readinto(buffer) < len(buffer):
-                raise ValueError("it ended within a page")
-        self.received_s += time.perf_counter() - start
-        self.received_bytes += sum(array.nbytes for array in arrays)
+                raise ConnectionError("it ended within a page")
+        num_bytes, seconds = self.received
+        num_bytes += sum(array.nbytes for array in arrays)
+        self.received = num_bytes, seconds + time.perf_counter() - start
         if (pages := self._stored.get(number)) is not None:  # else it is forgotten
             for at, index in enumerate(indices):
                 pages[group, index] = [_part(array, at, len(indices)) for array in arrays]

@@ -4,15 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from configs.engine import Config
+from inference.prefill.leaders import leader_of
 from inference.runtime.model_runner import ModelRunner
-from inference.scheduling.sequence import (
-    FinishReason,
-    History,
-    Prefix,
-    Sequence,
-    SequenceFault,
-    Status,
-)
+from inference.scheduling.sequence import FinishReason, Sequence, SequenceFault, Status
 from inference.scheduling.step_schedule import StepSchedule
 
 Ended = Iterator[tuple[Sequence, FinishReason]]
@@ -115,7 +109,10 @@ class Prefiller:
 
     def _lead(self, sequence: Sequence) -> Sequence:
         """A leader of a sequence, which waits for it from now on."""
-        leader = leader_of(sequence)
+        leader = leader_of(
+            sequence.id, sequence.params, list(sequence.tokens), sequence.prefix.key,
+            sequence.history.arrival_s,
+        )  # fmt: skip
         self._led[leader] = sequence
         sequence.leader = leader
         return leader
@@ -129,14 +126,3 @@ class Prefiller:
         """Ends a leader; a sequence that still needs its prompt computes it where it decodes."""
         if sequence := self._led.pop(leader, None):
             sequence.leader = None
-
-
-def leader_of(sequence: Sequence) -> Sequence:
-    """What computes the prompt of a sequence on other chips."""
-    leader = Sequence(
-        sequence.id, sequence.params, list(sequence.tokens), len(sequence.tokens),
-        sends_pages=True, prefix=Prefix(sequence.prefix.key),
-        history=History(sequence.history.arrival_s),
-    )  # fmt: skip
-    leader.max_length = len(leader.tokens)
-    return leader

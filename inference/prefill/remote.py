@@ -1,9 +1,10 @@
 """Prompts computed by other processes, whose pages come over connections, are kept in the host's
 memory, and written where a sequence decodes once it has room there.
 
-A prompt whose process ends goes to another one; while none is connected, it is computed where it
-decodes. A sequence that is preempted is computed again there, too. So are prompts of which the
-results are needed rather than pages: those that are scored or pooled.
+A prompt whose process ends goes to another one; it is computed where it decodes while none is
+connected, or if this was the second: perhaps it is what ends them. A sequence that is preempted is
+computed again there, too. So are prompts of which the results are needed rather than pages: those
+that are scored or pooled.
 """
 
 import bisect
@@ -20,6 +21,7 @@ import jax
 from configs import prefill
 from configs.engine import Config
 from configs.errors import InputError
+from inference.prefill.leaders import sent_pages
 from inference.prefill.peer import Event, Peer
 from inference.prefill.prefiller import Ended, Figures, Prefiller
 from inference.runtime.model_runner import ModelRunner
@@ -40,6 +42,7 @@ class _Prompt:
 
     Attributes:
         needed: pages that are to come, (page group, index in the sequence).
+        was_lost: an earlier process ended with it.
         pages: those of a prompt that is done.
     """
 
@@ -48,6 +51,7 @@ class _Prompt:
     number: int
     needed: list[tuple[int, int]]
     num_bytes: int
+    was_lost: bool
     pages: Mapping[tuple[int, int], HostPages] | None = None
 
     @property
@@ -88,6 +92,8 @@ class RemotePrefill(Prefiller):
         self._pending: list[Sequence] = []  # leaders that no process has, by rank
         self._prompts: dict[Sequence, _Prompt] = {}  # by leader, those that one has or has sent
         self._by_number: dict[int, _Prompt] = {}  # those that one has
+        self._refused: tuple[Sequence, int] | None = None  # for want of room beside so many bytes
+        self._lost: set[Sequence] = set()  # pending leaders that a process ended with
         self._logged_at, self._logged = -math.inf, Figures()
 
     def start(self, facts: Mapping[str, str]) -> None:
@@ -104,9 +110,10 @@ class RemotePrefill(Prefiller):
 
     @property
     def figures(self) -> Figures:
+        received = [peer.received for peer in self.peers]
         return Figures(
-            sum(peer.received_bytes for peer in self.peers),
-            sum(peer.received_s for peer in self.peers),
+            sum(num_bytes for num_bytes, _ in received),
+            sum(seconds for _, seconds in received),
             sum(peer.is_connected for peer in self.peers),
             self._bandwidth,
         )
@@ -163,8 +170,12 @@ class RemotePrefill(Prefiller):
     def _take(self, event: Event) -> None:
         if event.number is None:
             for lost in [p for p in self._by_number.values() if p.peer is event.peer]:
+                if lost.was_lost:
+                    self._finish(lost.leader)
+                    continue
                 self._drop(lost)
                 bisect.insort(self._pending, lost.leader, key=rank)
+                self._lost.add(lost.leader)
             return
         prompt = self._by_number.get(event.number)
         if prompt is None:  # aborted
@@ -195,11 +206,14 @@ class RemotePrefill(Prefiller):
             if not connected:
                 self._finish(leader)
                 continue
+            held_bytes = sum(prompt.num_bytes for prompt in self._prompts.values())
+            if self._prompts and self._refused == (leader, held_bytes):
+                return  # what matches need not be looked up again
             leader.num_unsent_tokens = self._num_cached_tokens(leader)
             needed = self._needed(leader)
             num_bytes = sum(self._page_bytes[group] for group, _ in needed)
-            total = num_bytes + sum(prompt.num_bytes for prompt in self._prompts.values())
-            if self._prompts and total > self._most_bytes:
+            if self._prompts and held_bytes + num_bytes > self._most_bytes:
+                self._refused = leader, held_bytes
                 return
             del self._pending[0]
             loads = dict.fromkeys(connected, 0)
@@ -207,7 +221,9 @@ class RemotePrefill(Prefiller):
                 if other.peer in loads:
                     loads[other.peer] += other.num_outstanding_tokens
             peer = min(connected, key=loads.__getitem__)
-            prompt = _Prompt(leader, peer, next(self._numbers), needed, num_bytes)
+            was_lost = leader in self._lost
+            prompt = _Prompt(leader, peer, next(self._numbers), needed, num_bytes, was_lost)
+            self._lost.discard(leader)
             self._prompts[leader] = self._by_number[prompt.number] = prompt
             peer.prefill(
                 prompt.number, leader.tokens, leader.params.cache_salt, leader.params.priority,
@@ -221,12 +237,11 @@ class RemotePrefill(Prefiller):
 
     def _needed(self, leader: Sequence) -> list[tuple[int, int]]:
         num_tokens = len(leader.tokens) - 1
-        indices = range(leader.num_unsent_tokens // self._page, -(-num_tokens // self._page))
+        span = range(leader.num_unsent_tokens // self._page, -(-num_tokens // self._page))
         return [
             (group, index)
             for group, spec in enumerate(self._specs)
-            for index in indices
-            if index not in spec.dead_pages(num_tokens, self._page)
+            for index in sent_pages(spec, span, num_tokens, self._page)
         ]
 
     def _send(self, leader: Sequence, pages: tuple[tuple[int, int, int], ...], shard: int) -> None:
@@ -249,15 +264,17 @@ class RemotePrefill(Prefiller):
             self._drop(self._prompts[leader])
         elif leader in self._pending:
             self._pending.remove(leader)
+            self._lost.discard(leader)
         super()._finish(leader)
 
     def _log_bandwidth(self) -> None:
         """A line about what has come lately, beside the plan's bandwidth."""
         now, figures = time.monotonic(), self.figures
         num_bytes = figures.received_bytes - self._logged.received_bytes
-        if not num_bytes or now - self._logged_at < _LOG_EVERY_S:
+        seconds = figures.received_s - self._logged.received_s
+        if not (num_bytes and seconds) or now - self._logged_at < _LOG_EVERY_S:
             return
-        bandwidth = num_bytes / (figures.received_s - self._logged.received_s)
+        bandwidth = num_bytes / seconds
         planned = "" if self._bandwidth is None else f" (planned {self._bandwidth / 1e6:,.0f} MB/s)"
         _log.warning(
             "pages of prompts: %.1f MB came at %.0f MB/s%s from %d prefill processes",

@@ -16,15 +16,13 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from configs.errors import InputError
-from inference.prefill.leaders import Leaders, is_complete
+from inference.prefill.leaders import Leaders, is_complete, leader_of, sent_pages
 from inference.prefill.peer import bytes_of
 from inference.request import SamplingParams
 from inference.runtime import swap
 from inference.runtime.swap import PageCopies
 from inference.scheduling.sequence import (
     FinishReason,
-    History,
-    Prefix,
     Sequence,
     SequenceFault,
     Status,
@@ -35,6 +33,7 @@ from sharding.links import Link
 
 _MOST_READS = 4  # of a connection that wait to be sent; each keeps `swap.PAGES` on the device
 _IDLE_S, _BUSY_S = 1.0, 1e-3
+_ACCEPT_AGAIN_S = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -148,16 +147,12 @@ class PromptServer:
 
     def _add(self, client: _Client, message: Mapping[str, Any]) -> None:
         number, tokens, id = message["prefill"], message["tokens"], next(self._ids)
-        params = SamplingParams(max_new_tokens=1, priority=message["priority"])
         key = cache_key(self._config.engine.cache, id, message["salt"])
-        leader = Sequence(
-            id, params, tokens, len(tokens), sends_pages=True, prefix=Prefix(key),
-            history=History(time.perf_counter()),
-        )  # fmt: skip
-        leader.max_length = len(tokens)
         try:
+            params = SamplingParams(max_new_tokens=1, priority=message["priority"])
+            leader = leader_of(id, params, tokens, key, time.perf_counter())
             self._leaders.scheduler.add(leader)
-        except InputError:  # it never fits here
+        except InputError:  # it never fits here, or has no such priority
             client.send_end(number, is_done=False)
             return
         job = _Job(client, number, leader, message["cached"] // self._config.page_tokens)
@@ -177,9 +172,8 @@ class PromptServer:
             first = job.num_passed_pages
             job.num_passed_pages = min(first + swap.PAGES, stop)
             for group, spec in enumerate(self._specs):
-                dead = spec.dead_pages(num_tokens, page)
-                indices = [i for i in range(first, job.num_passed_pages) if i not in dead]
-                if indices:
+                span = range(first, job.num_passed_pages)
+                if indices := sent_pages(spec, span, num_tokens, page):
                     pages = [leader.pages[group][index] for index in indices]
                     data = self._leaders.model_runner.read_pages(group, pages)
                     client.send_pages(job.number, group, indices, data)
@@ -205,45 +199,60 @@ class PromptServer:
         self._leaders.scheduler.fail(fault)
 
     def _accept(self) -> None:
+        has_failed = False
         while True:
             try:
                 connection = self._listening.accept()[0]
-            except OSError:  # it is closed
-                return
-            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+                threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+            except (OSError, RuntimeError) as error:  # no files are left, or no threads
+                if self._listening.fileno() < 0:
+                    return
+                if not has_failed:
+                    _log.warning("no engine can connect now: %s", error)
+                has_failed = True
+                time.sleep(_ACCEPT_AGAIN_S)
+            else:
+                has_failed = False
 
     def _read(self, connection: socket.socket) -> None:
-        """Reads what a client sends, until it ends."""
-        link, client = Link(connection), None
+        """Reads what a client sends, until it ends, or sends what no engine does."""
+        link, client, number = Link(connection), None, -1
         try:
             for message in link.messages():
                 if client is None:
+                    facts = message.get("facts")
+                    if not isinstance(facts, dict):
+                        break
                     problem = links.difference(
-                        message["facts"], self._facts, "this engine", "the prefill process"
+                        facts, self._facts, "this engine", "the prefill process"
                     )
                     link.send({"problem": problem})
                     if problem is not None:
                         break
                     client = _Client(link, self._leaders)
-                elif _is_valid(message, self._config.model.vocab_size):
+                elif _is_valid(message, self._config.model.vocab_size, number):
+                    number = message.get("prefill", number)
                     self._inbox.put((client, message))
                 else:
                     break
-        except (OSError, ValueError, KeyError, TypeError):  # it ended, or is no such engine
+        except (OSError, ValueError):  # it ended, or is no such engine
             pass
-        if client is not None:
-            self._inbox.put((client, None))
-        link.close()
+        finally:
+            if client is not None:
+                self._inbox.put((client, None))
+            link.close()
 
 
-def _is_valid(message: Mapping[str, Any], vocab_size: int) -> bool:
-    """Whether a message is one that `Peer` sends."""
+def _is_valid(message: Mapping[str, Any], vocab_size: int, number: int) -> bool:
+    """Whether a message is one that `Peer` sends, after a prompt of that number."""
     types = {"prefill": int, "tokens": list, "salt": str | None, "priority": int, "cached": int}
     if message.keys() == {"abort"}:
         return isinstance(message["abort"], int)
     return (
         message.keys() == types.keys()
         and all(isinstance(message[name], kind) for name, kind in types.items())
+        and message["prefill"] > number
+        and len(message["tokens"]) > 1
         and 0 <= message["cached"] < len(message["tokens"])
         and all(isinstance(t, int) and 0 <= t < vocab_size for t in message["tokens"])
     )

@@ -8,6 +8,8 @@ import json
 import random
 import socket
 import threading
+import types
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,10 +18,11 @@ from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
 from configs.prefill import TOGETHER, Prefill
 from inference.prefill.leaders import Leaders
-from inference.prefill.peer import Event
+from inference.prefill.peer import Event, Peer
 from inference.prefill.server import PromptServer
 from inference.request import SamplingParams
 from inference.scheduling.sequence import Status
+from sharding import links
 from tests import fakes
 from tests.inference.server.running import wait_until
 from tests.inference.test_disaggregation import _SIZES, _VOCAB, _assert_same, _make, _serve
@@ -41,6 +44,9 @@ class Listening:
         pair = self._socket.accept()
         self.connections.append(pair[0])
         return pair
+
+    def fileno(self):
+        return self._socket.fileno()
 
     def close(self):
         for one in (self._socket, *self.connections):
@@ -215,11 +221,22 @@ def test_what_is_no_prefill_process_is_refused(answer):
 
 def test_what_is_no_engine_ends_no_process():
     made, greeting = fakes.llama(), json.dumps({"facts": _FACTS}).encode() + b"\n"
-    lines = b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"null\n", b'{"facts": 3}\n', b"{}\n"
+    lines = [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"null\n"]
+    lines += [b'{"facts": %s}\n' % facts for facts in (b"3", b"[]", b'"x"', b"null")]
+    prompt = {"prefill": 1, "tokens": [1, 2], "salt": None, "priority": 0, "cached": 0}
+    changes = {"tokens": [5]}, {"tokens": [1, _VOCAB]}, {"cached": 2}, {"salt": 3}, {"prefill": "a"}
+    later = [{"prefill": 1}, {"abort": []}, {"pages": 1}, *(prompt | c for c in changes)]
+    lines += [greeting + json.dumps(message).encode() + b"\n" for message in later]
+    lines.append(greeting + 2 * (json.dumps(prompt).encode() + b"\n"))  # the number again
     with processes(1, made) as running:
-        for line in (*lines, greeting + b'{"prefill": 1}\n', greeting + b'{"abort": []}\n'):
+        for line in lines:
             with socket.create_connection(("127.0.0.1", running[0].port)) as connection:
                 connection.sendall(line)
+                connection.settimeout(60)
+                received = b" "
+                with contextlib.suppress(ConnectionResetError):
+                    while received:  # until it is closed there
+                        received = connection.recv(4096)
         with connected([running[0].port], made) as engine:
             engine.generate(fakes.prompts([20], _VOCAB), fakes.greedy(1))
             assert engine._prefill.sent_bytes
@@ -287,7 +304,7 @@ class FakePeer:
     def __init__(self, name):
         self.name, self.is_connected = name, True
         self.prompts: dict[int, int] = {}  # tokens to compute, by number
-        self.received_bytes, self.received_s = 0, 0.0
+        self.received = 0, 0.0
 
     def prefill(self, number, tokens, salt, priority, num_cached):
         self.prompts[number] = len(tokens) - 1 - num_cached
@@ -342,3 +359,80 @@ def test_prompts_go_to_the_process_with_the_fewest_tokens_and_none_is_lost(seed)
         if num_pending == 0 and len(before) > 1 and action < 0.4 and len(remote._pending) == 0:
             grown = [p.name for p in fake if p.is_connected and p.load > before.get(p.name, 0)]
             assert all(before[name] == min(before.values()) for name in grown)
+
+
+def test_a_prompt_with_which_two_processes_end_is_computed_here():
+    engine = _make(fakes.llama(), Prefill(hosts="a:1,b:1"))
+    remote = engine._prefill
+    remote.peers = fake = [FakePeer(name) for name in "ab"]
+    prompts = fakes.prompts([20, 30], _VOCAB, seed=5)
+    ids = [engine.add_request(prompt, fakes.greedy(2)) for prompt in prompts]
+    first, second = (engine._requests[id].group.sequences[0] for id in ids)
+    remote.launch()
+    for is_last in (False, True):  # and are there again at once
+        peer = remote._prompts[first.leader].peer
+        peer.prompts.clear()
+        remote._events.put(Event(peer, None))
+        remote.launch()
+        assert (first.leader is None) == is_last
+    assert [*remote._led.values()] == [second]
+    assert not remote._lost
+    assert [len(peer.prompts) for peer in fake] == [0, 1]
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_process_that_does_not_answer_yet_is_no_error(is_silent, monkeypatch):
+    """As one that still starts, or ends."""
+    monkeypatch.setattr(links, "HEARTBEAT_TIMEOUT_S", 0.05 if is_silent else 60)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        thread = threading.Thread(target=lambda: other.accept()[0].close())
+        if not is_silent:
+            thread.start()
+        assert Peer(other.getsockname(), Mock(), Mock())._connect(_FACTS) is None
+        if not is_silent:
+            thread.join()
+
+
+def test_whatever_ends_a_connection_it_is_lost_once_and_connected_again(caplog):
+    made = fakes.llama()
+    [prompt] = fakes.prompts([40], _VOCAB, seed=6)
+    with processes(1, made) as running, connected([running[0].port], made) as engine:
+        [peer] = engine._prefill.peers
+        room = peer._room
+        peer._room = Mock(side_effect=MemoryError("no room"))
+        engine.generate([prompt], fakes.greedy(1))
+        peer._room = room
+        assert "cannot be read (MemoryError('no room'))" in caplog.text
+        wait_until(lambda: peer.is_connected)
+        engine.generate([prompt[::-1]], fakes.greedy(1))
+        assert engine._prefill.sent_bytes
+
+
+def test_a_process_accepts_connections_after_it_could_not(caplog):
+    made = fakes.llama()
+    with processes(1, made) as running:
+        listening = running[0]._listening
+        accept, failures = listening.accept, itertools.count()
+
+        def fail_twice():
+            if next(failures) < 2:
+                raise OSError(24, "Too many open files")
+            return accept()
+
+        listening.accept = fail_twice
+        with connected([running[0].port], made), connected([running[0].port], made):
+            pass
+        assert caplog.text.count("no engine can connect now: [Errno 24]") == 1
+
+
+def test_what_one_call_sends_is_short_so_that_its_timeout_measures_silence():
+    data, sizes = bytes(range(256)) * (5 << 12) + b"end", []
+    link = links.Link.__new__(links.Link)
+    link._sending = threading.Lock()
+    link.connection = types.SimpleNamespace(sendall=lambda part: sizes.append(bytes(part)))
+    link.send({"a": 1}, memoryview(data))
+    assert b"".join(sizes) == b'{"a": 1}\n' + data
+    assert max(map(len, sizes)) <= 1 << 20
