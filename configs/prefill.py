@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from configs.addresses import is_name
 from configs.errors import InputError
 from configs.mesh import Mesh
 from configs.model import ModelConfig
@@ -108,12 +109,14 @@ def addresses(hosts: str) -> tuple[tuple[str, int], ...]:
     pairs = []
     for name in hosts.split(","):
         host, _, port = name.strip().rpartition(":")
-        if not (host and port.isdecimal() and 0 < int(port) <= _MAX_PORT):
+        host = host.strip("[]")
+        is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= _MAX_PORT
+        if not (is_name(host) and is_port):
             raise InputError(
-                f"prefill.hosts={hosts}: {name.strip()!r} is no address; write host:port, with a "
-                f"port from 1 to {_MAX_PORT}"
+                f"prefill.hosts={hosts[:200]}: {name.strip()[:80]!r} is no address; write "
+                f"host:port, with a port from 1 to {_MAX_PORT}"
             )
-        pairs.append((host.strip("[]"), int(port)))
+        pairs.append((host, int(port)))
     if len(set(pairs)) < len(pairs):
         raise InputError(f"prefill.hosts={hosts}: names an address twice; name each once")
     return tuple(pairs)

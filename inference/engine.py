@@ -219,6 +219,7 @@ class Engine(PromptRunner):
             self.rebuild()
             request.finish(FinishReason.ABORT)
         self._requests.remove(request)
+        places.forget_aborted(self._prefill)
 
     def step(self, is_open: bool = False) -> list[RequestOutput]:
         """Starts a step for every request that can run, and returns the outputs of the oldest one

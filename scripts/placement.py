@@ -12,6 +12,7 @@ import re
 import socket
 from collections.abc import Mapping
 
+from configs import addresses
 from configs.errors import InputError
 
 Environment = Mapping[str, str]
@@ -63,17 +64,9 @@ def place(
         raise InputError(f"of {count} hosts the first is 0 and the last {count - 1}, not {index}")
     address, _, port = coordinator.rpartition(":")
     is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65535
-    if not (_is_name(address) and is_port):
+    if not (addresses.is_name(address) and is_port):
         raise InputError(f"a coordinator is host 0's address:port, not {coordinator[:80]!r}")
     return Place(index, count, coordinator, launched.source)
-
-
-def _is_name(address: str) -> bool:
-    """Whether a socket takes it for the name of a host, which need not exist."""
-    try:
-        return bool(address.encode("idna")) and address.isprintable()
-    except UnicodeError:
-        return False
 
 
 def _launched(count: int | None, environment: Environment) -> Place | None:

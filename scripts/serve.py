@@ -62,7 +62,7 @@ UNREAD = ("json", "engine_socket")
 _UNREAD_BY_PREFILL = (
     "api_key_file", "allowed_hosts", "allowed_origins", "root_path", "otlp_endpoint", "batch_dir",
     "request_timeout", "max_queue_s", "drain_timeout", "tool_call_parser", "served_model_name",
-    "max_logprobs", "pooling", "hosts", "host_index", "coordinator",
+    "max_logprobs", "pooling",
 )  # fmt: skip
 
 
@@ -76,17 +76,20 @@ def main(_: Sequence[str]) -> None:
         return
     from inference.server.client.following import Following
     from inference.server.client.launch import Subprocess
+    from inference.server.web import serving
 
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
     if host_flags.place().index or _ROLE.value == "prefill":
-        drain_s = 0.0 if _ROLE.value == "prefill" else _DRAIN_S.value
+        drain_s = _DRAIN_S.value
+        if _ROLE.value == "prefill":
+            drain_s = 0.0
+            serving.bound(_HOST.value, _PORT.value).close()  # refused before weights are read
         following = Following(launcher, _RESTART.value, drain_s, common.say)
         asyncio.run(following.run())
         return
     from inference.server.batches.batch_service import BatchService
     from inference.server.client.engine_client import State
     from inference.server.service import Limits, Service
-    from inference.server.web import serving
 
     keys, traces, site = read_keys(), read_traces(), read_site()
     listening = serving.bound(_HOST.value, _PORT.value)
@@ -201,7 +204,9 @@ def check_flags() -> None:
     if _ROLE.value == "prefill":
         common.check_unread("serve --role=prefill", _UNREAD_BY_PREFILL)
         if (num_hosts := host_flags.place().count) > 1:
-            raise InputError(f"--role=prefill: goes with one host, not with {num_hosts}")
+            raise InputError(
+                f"--role=prefill: goes with one host, not with {num_hosts}; give --hosts=1"
+            )
         if not _PORT.value:
             raise InputError(
                 "--port=0: must be a port that other servers know, with --role=prefill"

@@ -61,7 +61,7 @@ class Disaggregated:
         apart: what the sequences see that the mesh decodes, while as many chips as one of its
             groups compute prompts.
         together: what they see on all these chips as groups that do both.
-        transfer_bytes: what moves of a prompt, of all chips.
+        transfer_bytes: what moves of a prompt: each chip's, or all once by a connection.
         transfer_s: how long that takes; its first token waits for it.
         saved_s: seconds of a request that pass with other requests' prompts together, none apart.
         prefill_load: share of the time that the chips of prompts compute.
@@ -143,7 +143,7 @@ def disaggregated(
     tokens_s = total * new_tokens * deployment.samples
     apart = Steady(ttft_s, prefill_s, tpot_s, total, tokens_s)
     return Disaggregated(
-        apart, together, deployment.chip_cache_bytes(context) * mesh.model, sent_s,
+        apart, together, _sent_bytes(deployment, context, bandwidth), sent_s,
         saved_s=(math.ceil(batch / groups) - 1) * prefill_s,
         prefill_load=rate * prefill_s,
         pays=_better_in(apart, together),
@@ -157,9 +157,15 @@ def transfer_s(deployment: Deployment, context: int, bandwidth: float | None = N
     """
     chip = deployment.hardware
     if bandwidth is not None:
-        return deployment.chip_cache_bytes(context) * deployment.mesh.model / bandwidth
+        return _sent_bytes(deployment, context, bandwidth) / bandwidth
     link = chip.link_bandwidth or chip.host_bandwidth or chip.read_bandwidth / 2
     return deployment.chip_cache_bytes(context) / link
+
+
+def _sent_bytes(deployment: Deployment, context: int, bandwidth: float | None) -> float:
+    if bandwidth is not None:
+        return deployment.cache_bytes(context)
+    return deployment.chip_cache_bytes(context) * deployment.mesh.model
 
 
 def _better_in(apart: Steady, together: Steady) -> str:

@@ -20,7 +20,7 @@ def prefiller(
     come first.
 
     Raises:
-        InputError: as `sharding.mesh.for_prefill`, or there are several hosts.
+        InputError: as `sharding.mesh.for_prefill`, with `prefill.chips`.
     """
     if config.prefill.hosts is not None:
         return RemotePrefill(config, receiver, scheduler)
@@ -33,3 +33,11 @@ def connect(place: Prefiller | None, receiver: ModelRunner, checkpoint: Checkpoi
     """
     if isinstance(place, RemotePrefill):
         place.start(alike.of_pages(receiver.config, receiver.implementations, checkpoint))
+
+
+def forget_aborted(place: Prefiller | None) -> None:
+    """Lets processes that compute prompts forget those of ended requests at once: the engine's next
+    step may be far. Steps of this process end theirs themselves.
+    """
+    if isinstance(place, RemotePrefill):
+        place.finish_aborted()

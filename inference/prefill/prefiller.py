@@ -1,9 +1,9 @@
 """Where prompts are computed, if not by the engine that decodes."""
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
 from typing import NamedTuple
 
-from configs.engine import Config
 from inference.prefill.leaders import leader_of
 from inference.runtime.model_runner import ModelRunner
 from inference.scheduling.sequence import FinishReason, Sequence, SequenceFault, Status
@@ -33,16 +33,15 @@ class Prefiller:
     sequence when it has room, and the pages move before the step that feeds its last token.
 
     Attributes:
-        sent_bytes: of pages that were admitted so far, of all chips.
+        sent_bytes: of pages that were admitted so far, copies on several chips included where
+            these get them from other chips.
     """
 
-    def __init__(self, config: Config, receiver: ModelRunner):
-        self._receiver = receiver
+    def __init__(self, receiver: ModelRunner, page_bytes: Items[int]):
+        """`page_bytes` are what moves of a page of each group."""
+        self._receiver, self._page_bytes = receiver, page_bytes
         receiver.before_admit = self.send
         self._led: dict[Sequence, Sequence] = {}  # leader -> the sequence that waits for it
-        lanes = config.engine.cache.row_multiple or 1
-        page_bytes = config.cached_model.page_bytes(config.page_tokens, lanes)
-        self._page_bytes = [config.mesh.model * size for size in page_bytes]
         self.sent_bytes = 0
 
     @property
@@ -117,7 +116,8 @@ class Prefiller:
         sequence.leader = leader
         return leader
 
-    def _finish_aborted(self) -> None:
+    def finish_aborted(self) -> None:
+        """Ends the leaders of sequences that have ended."""
         for leader, sequence in list(self._led.items()):
             if sequence.status is Status.FINISHED:
                 self._finish(leader)

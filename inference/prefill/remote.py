@@ -16,8 +16,6 @@ import queue
 import time
 from collections.abc import Mapping
 
-import jax
-
 from configs import prefill
 from configs.engine import Config
 from configs.errors import InputError
@@ -68,18 +66,12 @@ class RemotePrefill(Prefiller):
     """
 
     def __init__(self, config: Config, receiver: ModelRunner, scheduler: Scheduler):
-        """`scheduler`: of the sequences that decode. Raises InputError with several hosts."""
-        if jax.process_count() > 1:
-            raise InputError(
-                f"prefill.hosts={config.prefill.hosts}: goes with one host that decodes; leave it "
-                "out, or the other hosts"
-            )
-        super().__init__(config, receiver)
+        """`scheduler`: of the sequences that decode."""
+        self._page = config.page_tokens
+        self._specs = [group.spec for group in config.cached_model.page_groups]
+        pages = [receiver.host_pages(group, 1) for group in range(len(self._specs))]
+        super().__init__(receiver, [sum(array.nbytes for array in page) for page in pages])
         self._scheduler = scheduler
-        self._page, self._specs = (
-            config.page_tokens,
-            [group.spec for group in config.cached_model.page_groups],
-        )
         limit = config.prefill.cache_bytes or config.engine.cache.cache_bytes
         self._most_bytes = config.mesh.model * limit
         self._bandwidth = config.prefill.bandwidth
@@ -128,7 +120,7 @@ class RemotePrefill(Prefiller):
     def launch(self) -> None:
         """Takes news, and sends prompts, as far as the host has room for their pages."""
         self._take_events()
-        self._finish_aborted()
+        self.finish_aborted()
         self._send_prompts()
         self._log_bandwidth()
 

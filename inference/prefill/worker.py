@@ -9,6 +9,8 @@ or its pages swapped in, where it decodes.
 
 from collections.abc import Callable, Iterable
 
+import jax
+
 from configs.engine import Config
 from configs.errors import InputError
 from inference.planner import cache_policy
@@ -29,8 +31,14 @@ def divide(
     """Of the steps that come first, those of the chips that decode and those of a worker's.
 
     Raises:
-        InputError: as `sharding.mesh.for_prefill`: before weights are read.
+        InputError: as `sharding.mesh.for_prefill`, or `prefill.hosts` is set on one of several
+            hosts that decode: before weights are read.
     """
+    if config.prefill.hosts is not None and jax.process_count() > 1:
+        raise InputError(
+            f"prefill.hosts={config.prefill.hosts}: goes with one host that decodes; leave it out, "
+            "or the other hosts"
+        )
     expected = tuple(expected)
     if not config.prefill.chips:
         return expected, ()
@@ -44,7 +52,9 @@ class PrefillWorker(Prefiller):
 
     def __init__(self, config: Config, receiver: ModelRunner, expected: Iterable[StepShape] = ()):
         """Takes the receiver's weights; raises as `sharding.mesh.for_prefill`."""
-        super().__init__(config, receiver)
+        lanes = config.engine.cache.row_multiple or 1
+        page_bytes = config.cached_model.page_bytes(config.page_tokens, lanes)
+        super().__init__(receiver, [config.mesh.model * size for size in page_bytes])
         self._mesh = meshes.for_prefill(config)
         config = config.for_prefill()
         scheduler = Scheduler(config, cache_policy.page_costs(config))
@@ -93,7 +103,7 @@ class PrefillWorker(Prefiller):
 
     def launch(self) -> None:
         """Starts a step where there is one to start, and does not wait."""
-        self._finish_aborted()
+        self.finish_aborted()
         self._leaders.launch()
 
     def commit(self, waits: bool) -> Ended:

@@ -11,12 +11,14 @@ import threading
 import types
 from unittest.mock import Mock
 
+import jax
 import numpy as np
 import pytest
 
 from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
 from configs.prefill import TOGETHER, Prefill
+from inference.engine import Engine
 from inference.prefill.leaders import Leaders
 from inference.prefill.peer import Event, Peer
 from inference.prefill.server import PromptServer
@@ -159,16 +161,27 @@ def test_a_process_that_ends_and_comes_back_loses_nothing():
         assert running[0].leaders.scheduler.counters.num_prefilled_tokens
 
 
-def test_pages_that_the_decoding_side_has_do_not_come_again():
-    made = fakes.llama()
+@pytest.mark.parametrize(
+    "kind, mesh",
+    [("llama", ONE_CHIP), pytest.param("deepseek", Mesh(model=2), marks=pytest.mark.long)],
+    ids=str,
+)
+def test_pages_that_the_decoding_side_has_do_not_come_again(kind, mesh):
+    """Nor do the copies of latents that each chip has."""
+    made = getattr(fakes, kind)()
     [prompt] = fakes.prompts([8 * 8 + 1], _VOCAB, seed=3)
-    with processes(1, made) as running, connected([running[0].port], made) as engine:
+    with (
+        processes(1, made, mesh=mesh) as running,
+        connected([running[0].port], made, mesh) as engine,
+    ):
         engine.generate([prompt], fakes.greedy(2))
         first = engine._prefill.figures.received_bytes
         engine.generate([[*prompt[:40], *prompt[:33]]], fakes.greedy(2))
         second = engine._prefill.figures.received_bytes - first
         assert first == 8 * engine._prefill._page_bytes[0]
         assert second == 4 * engine._prefill._page_bytes[0]
+        assert engine._prefill.sent_bytes == first + second
+        assert first == 64 * sum(made.page_bytes(1))
         assert running[0].leaders.scheduler.counters.num_cached_tokens == 40
 
 
@@ -378,6 +391,23 @@ def test_a_prompt_with_which_two_processes_end_is_computed_here():
     assert [*remote._led.values()] == [second]
     assert not remote._lost
     assert [len(peer.prompts) for peer in fake] == [0, 1]
+
+
+def test_a_process_forgets_an_aborted_prompt_at_once():
+    engine = _make(fakes.llama(), Prefill(hosts="a:1"))
+    engine._prefill.peers = [peer] = [FakePeer("a")]
+    ids = [engine.add_request([1, 2, 3], fakes.greedy(2)) for _ in range(2)]
+    engine._prefill.launch()
+    assert len(peer.prompts) == 2
+    engine.abort(ids[0])  # and no step
+    assert len(peer.prompts) == len(engine._prefill._led) == 1
+
+
+def test_several_hosts_that_decode_are_refused_before_weights_are_read(monkeypatch):
+    config = _make(fakes.llama(), Prefill(hosts="a:1")).config
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(InputError, match=r"prefill.hosts=a:1: goes with one host that decodes"):
+        Engine(config, Mock(side_effect=AssertionError("read")))
 
 
 # --- connections ----------------------------------------------------------------------------------

@@ -35,6 +35,8 @@ def run(monkeypatch, capfd):
     (["--hosts=2", "--coordinator=here"], "a coordinator is host 0's address:port, not 'here'"),
     (["--port={busy}"], "in use"),
     (["--role=prefill", "--port=0"], "--port=0: must be a port that other servers know"),
+    (["--role=prefill", "--port={busy}"], "in use"),
+    (["--role=prefill", "--hosts=2"], "goes with one host, not with 2; give --hosts=1"),
     (["--role=prefill", "--max_queue_s=1"], "serve --role=prefill does not read --max_queue_s"),
     (["--allowed_hosts=a.example:8000"], "leave the port out"),
     (["--allowed_origins=chat.example"], "is no origin, such as https://"),
@@ -57,6 +59,16 @@ def test_bad_flags(run, tmp_path, monkeypatch, flags, expected):
         names = {"empty": "empty", "large": "large", "keys": "keys", "busy": other.getsockname()[1]}
         ran = run(*(flag.format(**names) for flag in flags))
     assert expected in ran.error
+
+
+def test_one_of_several_processes_of_a_launcher_may_compute_prompts(run, monkeypatch):
+    step = {"STEP_NODELIST": "node[1-4]", "STEP_NUM_TASKS": "4", "PROCID": "2", "JOB_ID": "7"}
+    for name, value in step.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = f"--port={other.getsockname()[1]}"
+        assert "not with 4; give --hosts=1" in run("--role=prefill", port).error
+        assert "in use" in run("--role=prefill", port, "--hosts=1").error
 
 
 def test_hosts_and_origins_are_compared_in_lower_case(monkeypatch):

@@ -169,6 +169,15 @@ def test_balanced_processes_leave_the_least_idle(seed):
     assert (swapped.prefill, swapped.decode) == (best.decode, best.prefill)
 
 
+def test_a_connection_takes_once_what_several_chips_keep():
+    placed = Deployment(presets.get("deepseek-v3").config, catalog.get("h200"), mesh=Mesh(model=8))
+    once = placed.cache_bytes(4096)
+    assert placed.chip_cache_bytes(4096) == once  # latents
+    found = [slo.disaggregated(placed, 8, 4096, 100, rate) for rate in (None, 1e9)]
+    assert [each.transfer_bytes for each in found] == pytest.approx([8 * once, once])
+    assert found[1].transfer_s == pytest.approx(once / 1e9)
+
+
 def test_a_slow_connection_takes_more_processes_for_prompts():
     placed = Deployment(presets.get("llama3-8b").config, catalog.get("h100"))
     fast, slow = (slo.disaggregated(placed, 64, 4096, 256, rate) for rate in (1e11, 1e8))
