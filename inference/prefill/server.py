@@ -8,6 +8,7 @@ launched, and another thread sends what they give. A connection that ends takes 
 import dataclasses
 import itertools
 import logging
+import os
 import queue
 import socket
 import threading
@@ -34,6 +35,7 @@ from sharding.links import Link
 _MOST_READS = 4  # of a connection that wait to be sent; each keeps `swap.PAGES` on the device
 _IDLE_S, _BUSY_S = 1.0, 1e-3
 _ACCEPT_AGAIN_S = 0.1
+_HUNG_S, _LOOK_S = 30.0, 1.0  # as a server ends an engine that is silent
 
 _log = logging.getLogger(__name__)
 
@@ -100,13 +102,16 @@ class PromptServer:
         self._specs = [group.spec for group in self._config.cached_model.page_groups]
         self._jobs: dict[Sequence, _Job] = {}
         self._ids = itertools.count()
+        self._turned_at = time.monotonic()
         self._inbox: queue.SimpleQueue[tuple[_Client, dict[str, Any] | None]] = queue.SimpleQueue()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def run(self) -> NoReturn:
         """Serves until an error of the device, or another that no prompt is to blame for, which it
-        raises.
+        raises; a turn that hangs ends the process.
         """
+        self._turned_at = time.monotonic()
+        threading.Thread(target=self._end_if_hung, daemon=True).start()
         while True:
             self.turn(_IDLE_S)
 
@@ -114,6 +119,7 @@ class PromptServer:
         """Takes messages, which it waits for where there is nothing to do, runs a step, and sends
         the pages that are full.
         """
+        self._turned_at = time.monotonic()
         if not (self._jobs or len(self._leaders)):
             self._take(wait_s)
         while not self._inbox.empty():
@@ -197,6 +203,18 @@ class PromptServer:
         self._leaders.model_runner.reset()
         self._leaders.start_over(self._jobs)
         self._leaders.scheduler.fail(fault)
+
+    def _end_if_hung(self) -> None:
+        """Ends the process, which is started again, where a turn takes too long for one that does
+        not compile: clients have its prompts computed elsewhere.
+        """
+        executables = self._leaders.model_runner.executables
+        while executables.is_compiling or time.monotonic() - self._turned_at <= _HUNG_S:
+            if executables.is_compiling:
+                self._turned_at = time.monotonic()
+            time.sleep(_LOOK_S)
+        _log.error("no step has ended for %.0f s: this process ends", _HUNG_S)
+        os._exit(1)
 
     def _accept(self) -> None:
         has_failed = False

@@ -8,6 +8,7 @@ import json
 import random
 import socket
 import threading
+import time
 import types
 from unittest.mock import Mock
 
@@ -19,6 +20,7 @@ from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
 from configs.prefill import TOGETHER, Prefill
 from inference.engine import Engine
+from inference.prefill import server
 from inference.prefill.leaders import Leaders
 from inference.prefill.peer import Event, Peer
 from inference.prefill.server import PromptServer
@@ -306,6 +308,26 @@ def test_weights_do_not_change_on_one_side():
             engine.wake(fakes.real_params(made))
         engine.wake()
         assert engine.generate(fakes.prompts([20], _VOCAB), fakes.greedy(1))
+
+
+def test_a_process_that_hangs_ends_unless_it_compiles(monkeypatch):
+    executables = types.SimpleNamespace(is_compiling=True)
+    compiles = iter([True, True, False])
+    one = PromptServer.__new__(PromptServer)
+    one._leaders = types.SimpleNamespace(
+        model_runner=types.SimpleNamespace(executables=executables)
+    )
+    one._turned_at = time.monotonic() - 1e4  # hangs since then
+
+    def look(_):
+        executables.is_compiling = next(compiles)
+        one._turned_at = time.monotonic() - 1e4
+
+    monkeypatch.setattr(server, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=look))
+    monkeypatch.setattr(server, "os", types.SimpleNamespace(_exit=Mock(side_effect=SystemExit)))
+    with pytest.raises(SystemExit):
+        one._end_if_hung()
+    assert not list(compiles)  # it looked until nothing compiled
 
 
 # --- which process gets a prompt ------------------------------------------------------------------
