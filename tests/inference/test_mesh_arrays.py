@@ -21,6 +21,7 @@ from layers.kernels.linear import low_bit, packed
 from sharding import mesh as meshes
 from sharding import rules
 from tests import fakes
+from tests.layers import native
 
 pytestmark = pytest.mark.quick_code
 
@@ -194,6 +195,7 @@ def test_what_is_padded_is_said_once(caplog):
     pytest.param("float32", Mesh(model=2, context=2), marks=pytest.mark.long),
 ], ids=str)  # fmt: skip
 def test_strips_of_the_cpu_are_exported_as_what_was_packed(mesh, dtype):
+    native.need()
     model = dataclasses.replace(_DENSE, dtype=dtype)
     settings = _SIZES | {"linear": "ffi_cpu", "attention": "ffi_cpu"}
     engine = fakes.engine(model, None, "one", False, mesh, **settings)
