@@ -26,8 +26,9 @@ class Prefill:
         first_chip: the first of them; None: the chip after the last that decodes.
         max_seqs: prompts on these chips at a time, including those that wait for room to decode;
             None: `engine.max_seqs`.
-        cache_bytes: memory of each of these chips for pages, and, with `hosts`, of the host for
-            pages that have come and wait for room; None: `engine.cache.cache_bytes`.
+        cache_bytes: memory of each of these chips for pages; None: `engine.cache.cache_bytes`.
+        host_bytes: with `hosts`, memory of the host that decodes for pages that have come and wait
+            for room; None: as much as its chips along `model` have for pages.
     """
 
     chips: int = 0
@@ -36,6 +37,7 @@ class Prefill:
     first_chip: int | None = None
     max_seqs: int | None = None
     cache_bytes: int | None = None
+    host_bytes: int | None = None
 
     def first(self, mesh: Mesh) -> int:
         """Returns the first chip, where the chips of `mesh` decode."""
@@ -53,6 +55,8 @@ class Prefill:
             raise InputError(
                 f"prefill.bandwidth={self.bandwidth:g}: must be above 0, in bytes a second"
             )
+        if self.host_bytes is not None and self.host_bytes < 0:
+            raise InputError(f"prefill.host_bytes={self.host_bytes}: must be at least 0")
         if not self.is_apart:
             return
         if self.hosts is not None:

@@ -163,7 +163,8 @@ class Engine(PromptRunner):
         ends = EndTokens(tokenizer, checkpoint.eos_ids)  # found while weights are read
         engine = cls(config, read, tokenizer, ends, why_no_text, expected, executables)
         engine._declared, engine.classifier = checkpoint.config, classifier
-        places.connect(engine._prefill, engine.model_runner, checkpoint)
+        if engine._prefill:
+            engine._prefill.connect(checkpoint)
         return engine
 
     def add_request(self, prompt: Prompt, params: SamplingParams, output: Items[int] = ()) -> int:
@@ -219,7 +220,8 @@ class Engine(PromptRunner):
             self.rebuild()
             request.finish(FinishReason.ABORT)
         self._requests.remove(request)
-        places.forget_aborted(self._prefill)
+        if self._prefill:
+            self._prefill.finish_aborted()
 
     def step(self, is_open: bool = False) -> list[RequestOutput]:
         """Starts a step for every request that can run, and returns the outputs of the oldest one

@@ -113,7 +113,7 @@ def _directory(name: str) -> Path:
     is_url = object_store.is_url(name)
     if is_url:
         object_store.listed(name)  # says now what would fail then
-    path = staging.made(name) if is_url else Path(name)
+    path = staging.writable_place(name) if is_url else Path(name)
     try:
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
     except OSError as error:

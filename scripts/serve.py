@@ -258,8 +258,8 @@ def _load(report: "Report | None" = None) -> "ServedEngine":
 def _compute_prompts(report: "Report") -> NoReturn:
     """Computes prompts for all that connect, until an error ends it."""
     resolved, config = common.resolve_config({}, _sizes())
-    from inference import alike
     from inference.prefill.leaders import Leaders
+    from inference.prefill.peer import facts_of
     from inference.prefill.server import PromptServer
     from inference.server.web import serving
 
@@ -270,7 +270,7 @@ def _compute_prompts(report: "Report") -> NoReturn:
     if _WARM_UP.value:
         common.warm_up(engine, seals=False)
     runner.compile_page_copies()
-    facts = alike.of_pages(engine.config, runner.implementations, checkpoint)
+    facts = facts_of(engine.config, runner.implementations, checkpoint)
     listening = serving.bound(_HOST.value, _PORT.value)
     common.say(f"prompts are computed at {_HOST.value}:{_PORT.value}")
     report("", False)

@@ -76,10 +76,10 @@ def new(url: str) -> Path:
     """
     if object_store.find(url) is not None or object_store.listed(url):
         raise InputError(f"{url}: exists already")
-    return made(url)
+    return writable_place(url)
 
 
-def made(url: str) -> Path:
+def writable_place(url: str) -> Path:
     """As `place`, in a folder that is there. Raises InputError if it cannot be."""
     path = place(url)
     try:

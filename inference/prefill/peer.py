@@ -16,14 +16,32 @@ from typing import NamedTuple
 
 import numpy as np
 
+from configs.engine import Config
 from configs.errors import InputError
+from inference import alike
+from inference.checkpoints.checkpoint import Checkpoint
 from inference.runtime.swap import HostPages
 from sharding.links import HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, Link
 
+_PROTOCOL = "1"  # of what follows a connection's beginning; another number with any change
 _RETRY_S = 0.5
 _RETRY_OTHER_S = 10.0  # of a process that computes something else
 
 _log = logging.getLogger(__name__)
+
+
+def facts_of(config: Config, implementations: str, checkpoint: Checkpoint) -> dict[str, str]:
+    """What both ends must have in common: what the bytes of cached pages depend on, and the order
+    of messages. `implementations` are the runner's.
+    """
+    return alike.of_model(config, checkpoint) | {
+        "protocol of prefill processes": _PROTOCOL,
+        "implementation of products and attention": implementations,
+        "engine.cache.page_tokens": str(config.page_tokens),
+        "engine.cache.row_multiple": str(config.engine.cache.row_multiple or 1),
+        "engine.deterministic": str(config.engine.deterministic),
+        "mesh.model": str(config.mesh.model),
+    }
 
 
 class Event(NamedTuple):

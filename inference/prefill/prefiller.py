@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
+from inference.checkpoints.checkpoint import Checkpoint
 from inference.prefill.leaders import leader_of
 from inference.runtime.model_runner import ModelRunner
 from inference.scheduling.sequence import FinishReason, Sequence, SequenceFault, Status
@@ -58,6 +59,11 @@ class Prefiller:
     def figures(self) -> Figures:
         """Of what has come from other processes."""
         return Figures()
+
+    def connect(self, checkpoint: Checkpoint) -> None:
+        """Connects to the processes that compute prompts, if others do; `checkpoint` has the
+        receiver's weights. Raises InputError if one of them has something else than the receiver.
+        """
 
     def warm_up(self, progress: Callable[[], None], seals: bool) -> None:
         """As `Engine.warm_up`, and what receives pages."""

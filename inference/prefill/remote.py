@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from configs import prefill
 from configs.engine import Config
 from configs.errors import InputError
+from inference.checkpoints.checkpoint import Checkpoint
 from inference.prefill.leaders import sent_pages
-from inference.prefill.peer import Event, Peer
+from inference.prefill.peer import Event, Peer, facts_of
 from inference.prefill.prefiller import Ended, Figures, Prefiller
 from inference.runtime.model_runner import ModelRunner
 from inference.runtime.swap import HostPages
@@ -72,8 +73,9 @@ class RemotePrefill(Prefiller):
         pages = [receiver.host_pages(group, 1) for group in range(len(self._specs))]
         super().__init__(receiver, [sum(array.nbytes for array in page) for page in pages])
         self._scheduler = scheduler
-        limit = config.prefill.cache_bytes or config.engine.cache.cache_bytes
-        self._most_bytes = config.mesh.model * limit
+        limit = config.prefill.host_bytes
+        pages_bytes = config.mesh.model * config.engine.cache.cache_bytes
+        self._most_bytes = pages_bytes if limit is None else limit
         self._bandwidth = config.prefill.bandwidth
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.peers = [
@@ -87,6 +89,10 @@ class RemotePrefill(Prefiller):
         self._refused: tuple[Sequence, int] | None = None  # for want of room beside so many bytes
         self._lost: set[Sequence] = set()  # pending leaders that a process ended with
         self._logged_at, self._logged = -math.inf, Figures()
+
+    def connect(self, checkpoint: Checkpoint) -> None:
+        receiver = self._receiver
+        self.start(facts_of(receiver.config, receiver.implementations, checkpoint))
 
     def start(self, facts: Mapping[str, str]) -> None:
         """Connects to the processes that are there. Raises InputError if one of them has something

@@ -119,7 +119,7 @@ def _restored(folder, *record):
 def test_training_goes_on_from_the_steps_in_a_store(store, reaches, monkeypatch, tmp_path):
     reaches(store)
     url, record = _url(store, "run.training"), {"task": "lm"}
-    place = staging.made(url)
+    place = staging.writable_place(url)
     folder = StepFolder(place, record)
     for step in (10, 20, 30):
         folder.save(step, _state(step))
@@ -156,12 +156,12 @@ def test_a_step_that_two_machines_saved_is_the_second_ones(
     """The first one dies while it uploads its first step."""
     reaches(store)
     url = _url(store, f"twice-{first_task}.training")
-    place = staging.made(url)
+    place = staging.writable_place(url)
 
     def on_another_machine():
         shutil.rmtree(tmp_path / "cache")
         conftest.start_anew(monkeypatch)
-        staging.made(url)
+        staging.writable_place(url)
 
     def upload(to, path):
         if path.name == step_folder._DIGESTS:
@@ -186,7 +186,7 @@ def test_a_step_that_two_machines_saved_is_the_second_ones(
 
 def test_training_goes_on_where_a_store_takes_no_step(s3, reaches, monkeypatch, tmp_path, caplog):
     relay, url, record = reaches(s3), _url(s3, "away.training"), {"task": "lm"}
-    folder = StepFolder(place := staging.made(url), record)
+    folder = StepFolder(place := staging.writable_place(url), record)
     relay.refuses = True
     folder.save(10, _state(10))
     (warning,) = (entry.getMessage() for entry in caplog.records if entry.name == "absl")
@@ -209,7 +209,7 @@ def test_training_goes_on_where_a_store_takes_no_step(s3, reaches, monkeypatch, 
 def test_a_damaged_step_is_named(s3, reaches, tmp_path):
     reaches(s3)
     url, record = _url(s3, "damaged.training"), {"task": "lm"}
-    folder = StepFolder(staging.made(url), record)
+    folder = StepFolder(staging.writable_place(url), record)
     folder.save(10, _state(10))
     name = next(name for name in _names(url) if "/d/" in name)
     object_store.write(f"{url}/{name}", b"other")

@@ -30,15 +30,18 @@ IDS = [f"{name}-{each['kind']}" for name, each in RESOURCES]
 
 
 LAUNCHED = [
-    each
+    manifest
     for app in ("serve", "generate", "bench")
-    for each in yaml.safe_load_all(published.rendered("h100x16_deepseek_v32", "kubernetes", app))
+    for manifest in yaml.safe_load_all(
+        published.rendered("h100x16_deepseek_v32", "kubernetes", app)
+    )
 ]
 
 
 def of(kind: str) -> dict:
     """That of the folder, or the first that is launched."""
-    return next(each for each in [*(r for _, r in RESOURCES), *LAUNCHED] if each["kind"] == kind)
+    manifests = [*(manifest for _, manifest in RESOURCES), *LAUNCHED]
+    return next(manifest for manifest in manifests if manifest["kind"] == kind)
 
 
 def pods(value, at: str = "") -> list[dict]:

@@ -54,23 +54,23 @@ def test_parameters_have_the_shapes_of_the_model_and_come_and_go(monkeypatch, mo
     """
     values = params.flatten(fakes.real_params(model))
     engine, infos = _engine(model, mesh), params.flatten(decoder.param_infos(model))
-    placed = params.flatten(engine.model_runner.params)
+    leaves = params.flatten(engine.model_runner.params)
     exported = engine.export_params()
     num_alike = 0
     for path, info in infos.items():
-        array, (axis, pieces) = placed[path], rules.pieces(model, path, info, mesh)
+        array, (axis, pieces) = leaves[path], rules.pieces(model, path, info, mesh)
         if not pieces:
             num_alike += 1
             np.testing.assert_array_equal(jax.device_get(array), values[path])
         sizes = [stop - start + zeros for start, stop, zeros in pieces] or [info.shape[axis]]
         assert array.shape == (*info.shape[:axis], sum(sizes), *info.shape[axis + 1 :])
         assert array.sharding.spec == rules.spec(path, info)
-        found = params.flatten(exported)[path]
-        assert found.sharding == rules.layout(path, info, engine.model_runner._mesh)
-        np.testing.assert_array_equal(jax.device_get(found), values[path])
+        exported_array = params.flatten(exported)[path]
+        assert exported_array.sharding == rules.layout(path, info, engine.model_runner._mesh)
+        np.testing.assert_array_equal(jax.device_get(exported_array), values[path])
     assert num_alike > len(infos) / 4
     if model is _DENSE:
-        assert all(placed[path].shape == info.shape for path, info in infos.items())
+        assert all(leaves[path].shape == info.shape for path, info in infos.items())
     monkeypatch.setattr(rules, "part", lambda *_: pytest.fail("the host cuts a parameter"))
     assert engine.update_params(exported) == 1
     other = Engine(engine.config, exported)  # not taken for one that is laid out already
@@ -78,8 +78,8 @@ def test_parameters_have_the_shapes_of_the_model_and_come_and_go(monkeypatch, mo
         leaf.delete()
     for again in (engine.model_runner.params, other.model_runner.params):
         for path, leaf in params.flatten(again).items():
-            assert leaf.sharding == placed[path].sharding
-            np.testing.assert_array_equal(leaf, placed[path])
+            assert leaf.sharding == leaves[path].sharding
+            np.testing.assert_array_equal(leaf, leaves[path])
 
 
 @pytest.mark.parametrize("mesh", [Mesh(model=2), Mesh(data=2, model=2), Mesh(context=2)], ids=str)
@@ -164,8 +164,8 @@ def test_pages_are_those_of_one_chip(mesh):
 
 def test_latents_that_chips_copy_are_one_array():
     model = fakes.deepseek()
-    one, over = (_engine(model, mesh).model_runner.cache for mesh in (ONE_CHIP, Mesh(model=2)))
-    for alone, leaf in zip(one, over, strict=True):
+    whole, over = (_engine(model, mesh).model_runner.cache for mesh in (ONE_CHIP, Mesh(model=2)))
+    for alone, leaf in zip(whole, over, strict=True):
         assert leaf.pages.shape[1:] == alone.pages.shape[1:]
         assert leaf.pages.sharding.shard_shape(leaf.pages.shape) == leaf.pages.shape
 

@@ -29,7 +29,7 @@ from inference.scheduling.sequence import Status
 from sharding import links
 from tests import fakes
 from tests.inference.server.running import wait_until
-from tests.inference.test_disaggregation import _SIZES, _VOCAB, _assert_same, _make, _serve
+from tests.inference.test_disaggregation import _SIZES, _VOCAB, CASES, _assert_same, _make, _serve
 
 pytestmark = pytest.mark.quick_code
 
@@ -53,9 +53,9 @@ class Listening:
         return self._socket.fileno()
 
     def close(self):
-        for one in (self._socket, *self.connections):
+        for closing in (self._socket, *self.connections):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                closing.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
@@ -106,25 +106,14 @@ def connected(ports, model, mesh=ONE_CHIP, facts=None, prefill=None, **settings)
         engine._prefill.end()
 
 
-@pytest.mark.parametrize(
-    "model, mesh",
-    [
-        ("llama", ONE_CHIP),
-        pytest.param("gemma", ONE_CHIP, marks=pytest.mark.long),
-        pytest.param("every_cache", ONE_CHIP, marks=pytest.mark.long),
-        pytest.param("compressed", ONE_CHIP, marks=pytest.mark.long),
-        pytest.param("llama", Mesh(data=2, model=2), marks=pytest.mark.long),
-        pytest.param("llama", Mesh(data=2), marks=pytest.mark.long),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("model, mesh", CASES, ids=str)
 def test_tokens_are_those_of_one_engine(model, mesh):
-    made, count, aborts = getattr(fakes, model)(), 30, range(0, 30, 7)
-    together = _make(made, TOGETHER, mesh)
+    tiny, count, aborts = getattr(fakes, model)(), 30, range(0, 30, 7)
+    together = _make(tiny, TOGETHER, mesh)
     expected = _serve(together, count, aborts)
     with (
-        processes(2, made, mesh=Mesh(model=mesh.model)) as running,
-        connected([process.port for process in running], made, mesh) as engine,
+        processes(2, tiny, mesh=Mesh(model=mesh.model)) as running,
+        connected([process.port for process in running], tiny, mesh) as engine,
     ):
         _assert_same(_serve(engine, count, aborts), expected, aborts)
         computed = [p.leaders.scheduler.counters.num_prefilled_tokens for p in running]
@@ -140,11 +129,11 @@ def test_tokens_are_those_of_one_engine(model, mesh):
 
 def test_a_process_that_ends_and_comes_back_loses_nothing():
     """One of two, then both: their prompts are computed by the other, then here."""
-    made, count = fakes.llama(), 24
-    expected = _serve(_make(made, TOGETHER), count)
+    tiny, count = fakes.llama(), 24
+    expected = _serve(_make(tiny, TOGETHER), count)
     with (
-        processes(2, made) as running,
-        connected([process.port for process in running], made) as engine,
+        processes(2, tiny) as running,
+        connected([process.port for process in running], tiny) as engine,
     ):
         step, steps, remote = engine.step, itertools.count(), engine._prefill
 
@@ -153,7 +142,7 @@ def test_a_process_that_ends_and_comes_back_loses_nothing():
             if number in (4, 9):  # with prompts that it has
                 running[number == 9].kill()
             if number == 14:
-                running[0] = Process(made, running[0].port)
+                running[0] = Process(tiny, running[0].port)
                 wait_until(lambda: remote.peers[0].is_connected)
             return step()
 
@@ -170,11 +159,11 @@ def test_a_process_that_ends_and_comes_back_loses_nothing():
 )
 def test_pages_that_the_decoding_side_has_do_not_come_again(kind, mesh):
     """Nor do the copies of latents that each chip has."""
-    made = getattr(fakes, kind)()
+    tiny = getattr(fakes, kind)()
     [prompt] = fakes.prompts([8 * 8 + 1], _VOCAB, seed=3)
     with (
-        processes(1, made, mesh=mesh) as running,
-        connected([running[0].port], made, mesh) as engine,
+        processes(1, tiny, mesh=mesh) as running,
+        connected([running[0].port], tiny, mesh) as engine,
     ):
         engine.generate([prompt], fakes.greedy(2))
         first = engine._prefill.figures.received_bytes
@@ -183,15 +172,15 @@ def test_pages_that_the_decoding_side_has_do_not_come_again(kind, mesh):
         assert first == 8 * engine._prefill._page_bytes[0]
         assert second == 4 * engine._prefill._page_bytes[0]
         assert engine._prefill.sent_bytes == first + second
-        assert first == 64 * sum(made.page_bytes(1))
+        assert first == 64 * sum(tiny.page_bytes(1))
         assert running[0].leaders.scheduler.counters.num_cached_tokens == 40
 
 
 def test_a_prefix_that_leaves_the_cache_meanwhile_is_computed_here():
-    made = fakes.llama()
+    tiny = fakes.llama()
     [prompt] = fakes.prompts([70], _VOCAB, seed=4)
-    expected = _make(made, TOGETHER).generate([prompt], fakes.greedy(6))[0].token_ids
-    with processes(1, made) as running, connected([running[0].port], made) as engine:
+    expected = _make(tiny, TOGETHER).generate([prompt], fakes.greedy(6))[0].token_ids
+    with processes(1, tiny) as running, connected([running[0].port], tiny) as engine:
         engine.generate([prompt[:41]], fakes.greedy(2))
         id = engine.add_request(prompt, fakes.greedy(6))
         group, remote = engine._requests[id].group, engine._prefill
@@ -205,11 +194,11 @@ def test_a_prefix_that_leaves_the_cache_meanwhile_is_computed_here():
 
 
 def test_a_process_that_computes_something_else_is_refused_by_what_differs():
-    made = fakes.llama()
+    tiny = fakes.llama()
     with (
-        processes(1, made, facts={"checkpoint": "abd"}) as running,
+        processes(1, tiny, facts={"checkpoint": "abd"}) as running,
         pytest.raises(InputError) as error,
-        connected([running[0].port], made),
+        connected([running[0].port], tiny),
     ):
         pass
     assert str(error.value) == (
@@ -235,7 +224,7 @@ def test_what_is_no_prefill_process_is_refused(answer):
 
 
 def test_what_is_no_engine_ends_no_process():
-    made, greeting = fakes.llama(), json.dumps({"facts": _FACTS}).encode() + b"\n"
+    tiny, greeting = fakes.llama(), json.dumps({"facts": _FACTS}).encode() + b"\n"
     lines = [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"null\n"]
     lines += [b'{"facts": %s}\n' % facts for facts in (b"3", b"[]", b'"x"', b"null")]
     prompt = {"prefill": 1, "tokens": [1, 2], "salt": None, "priority": 0, "cached": 0}
@@ -243,7 +232,7 @@ def test_what_is_no_engine_ends_no_process():
     later = [{"prefill": 1}, {"abort": []}, {"pages": 1}, *(prompt | c for c in changes)]
     lines += [greeting + json.dumps(message).encode() + b"\n" for message in later]
     lines.append(greeting + 2 * (json.dumps(prompt).encode() + b"\n"))  # the number again
-    with processes(1, made) as running:
+    with processes(1, tiny) as running:
         for line in lines:
             with socket.create_connection(("127.0.0.1", running[0].port)) as connection:
                 connection.sendall(line)
@@ -252,38 +241,38 @@ def test_what_is_no_engine_ends_no_process():
                 with contextlib.suppress(ConnectionResetError):
                     while received:  # until it is closed there
                         received = connection.recv(4096)
-        with connected([running[0].port], made) as engine:
+        with connected([running[0].port], tiny) as engine:
             engine.generate(fakes.prompts([20], _VOCAB), fakes.greedy(1))
             assert engine._prefill.sent_bytes
 
 
 @pytest.mark.long
 def test_scored_prompts_are_computed_here():
-    made, prompts = fakes.llama(), fakes.prompts([20, 60], _VOCAB, seed=9)
-    expected = _make(made, TOGETHER).score(prompts)
-    with processes(1, made) as running, connected([running[0].port], made) as engine:
-        for found, score in zip(engine.score(prompts), expected, strict=True):
-            np.testing.assert_allclose(found.logprobs, score.logprobs, atol=1e-4)
+    tiny, prompts = fakes.llama(), fakes.prompts([20, 60], _VOCAB, seed=9)
+    expected = _make(tiny, TOGETHER).score(prompts)
+    with processes(1, tiny) as running, connected([running[0].port], tiny) as engine:
+        for results, score in zip(engine.score(prompts), expected, strict=True):
+            np.testing.assert_allclose(results.logprobs, score.logprobs, atol=1e-4)
         assert not engine._prefill.figures.received_bytes
 
 
 @pytest.mark.long
 def test_a_prompt_that_never_fits_into_the_process_is_computed_here():
-    made, prompts = fakes.llama(), fakes.prompts([20, 150], _VOCAB, seed=9)
-    expected = _make(made, TOGETHER).generate(prompts, fakes.greedy(4))
+    tiny, prompts = fakes.llama(), fakes.prompts([20, 150], _VOCAB, seed=9)
+    expected = _make(tiny, TOGETHER).generate(prompts, fakes.greedy(4))
     with (
-        processes(1, made, cache_bytes=20_000) as running,
-        connected([running[0].port], made) as engine,
+        processes(1, tiny, cache_bytes=20_000) as running,
+        connected([running[0].port], tiny) as engine,
     ):
-        found = engine.generate(prompts, fakes.greedy(4))
-        assert [a.token_ids for a in found] == [a.token_ids for a in expected]
+        results = engine.generate(prompts, fakes.greedy(4))
+        assert [a.token_ids for a in results] == [a.token_ids for a in expected]
         assert 0 < running[0].leaders.scheduler.counters.num_prefilled_tokens < 30
 
 
 def test_a_fault_in_a_prompt_ends_no_other():
-    made, prompts = fakes.llama(), fakes.prompts([40, 50, 30], _VOCAB, seed=2)
-    expected = _make(made, TOGETHER).generate(prompts, fakes.greedy(4))
-    with processes(1, made) as running, connected([running[0].port], made) as engine:
+    tiny, prompts = fakes.llama(), fakes.prompts([40, 50, 30], _VOCAB, seed=2)
+    expected = _make(tiny, TOGETHER).generate(prompts, fakes.greedy(4))
+    with processes(1, tiny) as running, connected([running[0].port], tiny) as engine:
         scheduler = running[0].leaders.scheduler
         allocate, calls = scheduler.shards[0].pages.allocate, itertools.count()
 
@@ -293,19 +282,19 @@ def test_a_fault_in_a_prompt_ends_no_other():
             return allocate(sequence, num_tokens)
 
         scheduler.shards[0].pages.allocate = fail_once
-        found = engine.generate(prompts, fakes.greedy(4))
+        results = engine.generate(prompts, fakes.greedy(4))
         assert next(calls) > 1
-        assert [a.token_ids for a in found] == [a.token_ids for a in expected]
+        assert [a.token_ids for a in results] == [a.token_ids for a in expected]
 
 
 def test_weights_do_not_change_on_one_side():
-    made = fakes.llama()
-    with processes(1, made) as running, connected([running[0].port], made) as engine:
+    tiny = fakes.llama()
+    with processes(1, tiny) as running, connected([running[0].port], tiny) as engine:
         with pytest.raises(InputError, match=r"update_params: goes without prefill.hosts \(127"):
-            engine.update_params(fakes.real_params(made))
+            engine.update_params(fakes.real_params(tiny))
         engine.sleep()
         with pytest.raises(InputError, match="wake with other weights: goes without"):
-            engine.wake(fakes.real_params(made))
+            engine.wake(fakes.real_params(tiny))
         engine.wake()
         assert engine.generate(fakes.prompts([20], _VOCAB), fakes.greedy(1))
 
@@ -313,20 +302,20 @@ def test_weights_do_not_change_on_one_side():
 def test_a_process_that_hangs_ends_unless_it_compiles(monkeypatch):
     executables = types.SimpleNamespace(is_compiling=True)
     compiles = iter([True, True, False])
-    one = PromptServer.__new__(PromptServer)
-    one._leaders = types.SimpleNamespace(
+    closing = PromptServer.__new__(PromptServer)
+    closing._leaders = types.SimpleNamespace(
         model_runner=types.SimpleNamespace(executables=executables)
     )
-    one._turned_at = time.monotonic() - 1e4  # hangs since then
+    closing._turned_at = time.monotonic() - 1e4  # hangs since then
 
     def look(_):
         executables.is_compiling = next(compiles)
-        one._turned_at = time.monotonic() - 1e4
+        closing._turned_at = time.monotonic() - 1e4
 
     monkeypatch.setattr(server, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=look))
     monkeypatch.setattr(server, "os", types.SimpleNamespace(_exit=Mock(side_effect=SystemExit)))
     with pytest.raises(SystemExit):
-        one._end_if_hung()
+        closing._end_if_hung()
     assert not list(compiles)  # it looked until nothing compiled
 
 
@@ -356,7 +345,7 @@ class FakePeer:
 def test_prompts_go_to_the_process_with_the_fewest_tokens_and_none_is_lost(seed):
     rng = random.Random(seed)
     hosts = "a:1,b:1,c:1"
-    engine = _make(fakes.llama(), Prefill(hosts=hosts, cache_bytes=60_000))
+    engine = _make(fakes.llama(), Prefill(hosts=hosts, host_bytes=60_000))
     remote = engine._prefill
     remote.peers = fake = [FakePeer(name) for name in "abc"]
     limit, added = remote._most_bytes, []
@@ -386,8 +375,8 @@ def test_prompts_go_to_the_process_with_the_fewest_tokens_and_none_is_lost(seed)
         at_peers = [n for peer in fake if peer.is_connected for n in peer.prompts]
         assert len(waiting) == len(remote._pending) + len(at_peers) == len(remote._led)
         assert sorted(at_peers) == sorted(remote._by_number)
-        held = sum(prompt.num_bytes for prompt in remote._prompts.values())
-        assert held <= limit or len(remote._prompts) == 1
+        held_bytes = sum(prompt.num_bytes for prompt in remote._prompts.values())
+        assert held_bytes <= limit or len(remote._prompts) == 1
         assert remote._pending == sorted(remote._pending, key=lambda s: (s.params.priority, s.id))
         if not any(peer.is_connected for peer in fake):
             assert not waiting  # all are computed here
@@ -449,9 +438,9 @@ def test_a_process_that_does_not_answer_yet_is_no_error(is_silent, monkeypatch):
 
 
 def test_whatever_ends_a_connection_it_is_lost_once_and_connected_again(caplog):
-    made = fakes.llama()
+    tiny = fakes.llama()
     [prompt] = fakes.prompts([40], _VOCAB, seed=6)
-    with processes(1, made) as running, connected([running[0].port], made) as engine:
+    with processes(1, tiny) as running, connected([running[0].port], tiny) as engine:
         [peer] = engine._prefill.peers
         room = peer._room
         peer._room = Mock(side_effect=MemoryError("no room"))
@@ -464,8 +453,8 @@ def test_whatever_ends_a_connection_it_is_lost_once_and_connected_again(caplog):
 
 
 def test_a_process_accepts_connections_after_it_could_not(caplog):
-    made = fakes.llama()
-    with processes(1, made) as running:
+    tiny = fakes.llama()
+    with processes(1, tiny) as running:
         listening = running[0]._listening
         accept, failures = listening.accept, itertools.count()
 
@@ -475,7 +464,7 @@ def test_a_process_accepts_connections_after_it_could_not(caplog):
             return accept()
 
         listening.accept = fail_twice
-        with connected([running[0].port], made), connected([running[0].port], made):
+        with connected([running[0].port], tiny), connected([running[0].port], tiny):
             pass
         assert caplog.text.count("no engine can connect now: [Errno 24]") == 1
 

@@ -180,12 +180,12 @@ def _exchanges(config: ModelConfig) -> list[dict[str, object]]:
     that they are multiplied with.
     """
     # Of columns, which chips along `context` divide, too, the second mesh tells.
-    asked = (
+    divided = (
         (Mesh(model=2, expert=2), ("mixer", "experts")),
         (Mesh(context=2), ("embed", "mixer", "ffn")),
     )
     exchanges = []
-    for mesh, places in asked:
+    for mesh, places in divided:
         for collective in collectives.of_step(config, mesh):
             if collective.place not in places:
                 continue

@@ -285,9 +285,10 @@ def test_attention_is_summed_in_the_models_precision_but_on_a_cpu():
     )
     config = Config(model, EngineConfig.of(max_seqs=4, page_tokens=8, cache_bytes=1 << 20), mesh)
     cpu, tpu = (prediction.exchanged(config, targets.parse(it), shape) for it in ("cpu", "v5e:2x2"))
-    found = program.read(_program(config, shape))
+    compiled = program.read(_program(config, shape))
     assert cpu == {
-        kind: (count, found.collective_bytes[kind]) for kind, count in found.collectives.items()
+        kind: (count, compiled.collective_bytes[kind])
+        for kind, count in compiled.collectives.items()
     }
     mixer = model.layers[0].mixer
     attended = model.num_layers * shape.num_tokens * mixer.num_heads // 2 * mixer.head_width

@@ -187,9 +187,9 @@ def test_what_draws_has_a_mask_for_each_pass_of_the_search():
     model = dataclasses.replace(THIN, num_layers=1, vocab_size=30_000)
     config = Config(model, EngineConfig.of(max_seqs=8, max_context=512, cache_bytes=1 << 20))
     logits = 8 * 30_000
-    for greedy, each in ((True, 4 * 4), (False, 4 * 4 + 15)):
+    for greedy, logit_bytes in ((True, 4 * 4), (False, 4 * 4 + 15)):
         shape = StepShape((8, 1), (0, 32), greedy=greedy)
-        assert prediction.temporary_bytes(config, shape) == logits * each
+        assert prediction.temporary_bytes(config, shape) == logits * logit_bytes
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

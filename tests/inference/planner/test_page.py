@@ -435,8 +435,8 @@ def check_pictures(look, expected):
     assert look["request"].startswith(f"{steps:,} steps after the prefill"), look["step"]
     computing = [name for name, value in expected.items() if name.endswith(".flops") and value]
     assert look["dots"] == len(computing), look["step"]
-    told = render.describe(MODELS[look["state"]["model"]])
-    assert look["hidden"] == [not told["num_experts"], not told["divides_context"]]
+    described = render.describe(MODELS[look["state"]["model"]])
+    assert look["hidden"] == [not described["num_experts"], not described["divides_context"]]
 
 
 # --- the address, and what else a page owes -------------------------------------------------------

@@ -78,12 +78,12 @@ def test_answers_meet_the_targets_and_one_more_sequence_does_not():
 
 def test_meshes_are_valid_and_linked():
     sizes = (1, 2, 4, 8)
-    dense = [each for each in itertools.product(sizes, repeat=2) if math.prod(each) <= 8]
+    dense = [sides for sides in itertools.product(sizes, repeat=2) if math.prod(sides) <= 8]
     shapes = [(mesh.model, mesh.context) for mesh in slo.meshes(_70B)]
     assert shapes == sorted(dense, key=lambda shape: (math.prod(shape), shape[1]))
     mixture = Deployment(presets.get("mixtral-8x7b").config, catalog.get("h100"))
     assert {(mesh.model, mesh.expert, mesh.context) for mesh in slo.meshes(mixture)} == {
-        each for each in itertools.product(sizes, repeat=3) if math.prod(each) <= 8
+        sides for sides in itertools.product(sizes, repeat=3) if math.prod(sides) <= 8
     }
     chosen = Deployment(presets.get("deepseek-v3.2").config, catalog.get("h100"))
     assert {mesh.context for mesh in slo.meshes(chosen)} == {1}  # an indexer reads whole sequences
@@ -92,14 +92,14 @@ def test_meshes_are_valid_and_linked():
 def test_cached_tokens_are_divided_where_that_serves_more():
     """Beyond 8 key/value heads chips along `model` hold copies."""
     small = Deployment(presets.get("llama3-8b").config, catalog.get("v5e"))
-    found = slo.answers(small, Targets(), 7000, 512)
-    divided = {answer.mesh.num_chips: answer for answer in found if answer.mesh.context > 1}
-    assert len(divided) == sum(answer.mesh.context > 1 for answer in found)
+    answers = slo.answers(small, Targets(), 7000, 512)
+    divided = {answer.mesh.num_chips: answer for answer in answers if answer.mesh.context > 1}
+    assert len(divided) == sum(answer.mesh.context > 1 for answer in answers)
     assert set(divided) == {16, 32, 64}
     for chips, answer in divided.items():
-        *others, last = (each for each in found if each.mesh.num_chips == chips)
+        *others, last = (other for other in answers if other.mesh.num_chips == chips)
         assert last is answer and bool(others) == (chips < 64)  # more than there are heads
-        assert all(each.replica.requests_s < answer.replica.requests_s for each in others)
+        assert all(other.replica.requests_s < answer.replica.requests_s for other in others)
 
 
 def test_targets_that_no_mesh_meets():
@@ -170,17 +170,19 @@ def test_balanced_processes_leave_the_least_idle(seed):
 
 
 def test_a_connection_takes_once_what_several_chips_keep():
-    placed = Deployment(presets.get("deepseek-v3").config, catalog.get("h200"), mesh=Mesh(model=8))
-    once = placed.cache_bytes(4096)
-    assert placed.chip_cache_bytes(4096) == once  # latents
-    found = [slo.disaggregated(placed, 8, 4096, 100, rate) for rate in (None, 1e9)]
-    assert [each.transfer_bytes for each in found] == pytest.approx([8 * once, once])
-    assert found[1].transfer_s == pytest.approx(once / 1e9)
+    deployment = Deployment(
+        presets.get("deepseek-v3").config, catalog.get("h200"), mesh=Mesh(model=8)
+    )
+    once = deployment.cache_bytes(4096)
+    assert deployment.chip_cache_bytes(4096) == once  # latents
+    plans = [slo.disaggregated(deployment, 8, 4096, 100, rate) for rate in (None, 1e9)]
+    assert [plan.transfer_bytes for plan in plans] == pytest.approx([8 * once, once])
+    assert plans[1].transfer_s == pytest.approx(once / 1e9)
 
 
 def test_a_slow_connection_takes_more_processes_for_prompts():
-    placed = Deployment(presets.get("llama3-8b").config, catalog.get("h100"))
-    fast, slow = (slo.disaggregated(placed, 64, 4096, 256, rate) for rate in (1e11, 1e8))
+    deployment = Deployment(presets.get("llama3-8b").config, catalog.get("h100"))
+    fast, slow = (slo.disaggregated(deployment, 64, 4096, 256, rate) for rate in (1e11, 1e8))
     assert slow.transfer_s == pytest.approx(1000 * fast.transfer_s)
     assert slow.transfer_s == pytest.approx(slow.transfer_bytes / 1e8)
     assert slow.apart.ttft_s > fast.apart.ttft_s and slow.apart.tpot_s == fast.apart.tpot_s

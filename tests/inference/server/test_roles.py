@@ -145,10 +145,10 @@ def texts(roles: Roles, bodies: list[dict], kill=lambda num_done: None) -> list[
         return answer.choices[0].text
 
     with ThreadPoolExecutor(16) as pool:
-        found = [*pool.map(text, enumerate(bodies))]
+        answered = [*pool.map(text, enumerate(bodies))]
     for client in clients:
         client.close()
-    return found
+    return answered
 
 
 @pytest.mark.long
@@ -156,8 +156,8 @@ def texts(roles: Roles, bodies: list[dict], kill=lambda num_done: None) -> list[
 @pytest.mark.parametrize("num_decode", [1, 2])
 def test_200_requests_lose_nothing_where_either_side_is_killed(tmp_path, num_decode, capsys):
     bodies = requests(200)
-    with started(tmp_path / "one", 0) as one:
-        expected = texts(one, bodies)
+    with started(tmp_path / "one", 0) as alone:
+        expected = texts(alone, bodies)
     with started(tmp_path / "roles", 2, num_decode) as roles:
 
         def kill(num_done: int) -> None:
@@ -166,13 +166,13 @@ def test_200_requests_lose_nothing_where_either_side_is_killed(tmp_path, num_dec
             if num_done == 130:
                 os.kill(children(roles.decode[0].pid)[-1], signal.SIGKILL)
 
-        found = texts(roles, bodies, kill)
+        answered = texts(roles, bodies, kill)
         wait_until(lambda: roles.metric("prefill_processes") == 2, START_S)
         num_bytes = roles.metric("prefill_received_bytes_total")
         seconds = roles.metric("prefill_received_seconds_total")
         planned = roles.metric("prefill_planned_bandwidth_bytes")
         assert roles.end() == [0] * (2 + num_decode)
-    assert found == expected
+    assert answered == expected
     assert "the engine ended with status -9: it is started again" in roles.log("prefill0")
     assert "is lost: its connection ended" in roles.log("decode0")
     line = r"pages of prompts: .* MB came at .* MB/s \(planned 1,000 MB/s\) from \d prefill"
@@ -180,4 +180,4 @@ def test_200_requests_lose_nothing_where_either_side_is_killed(tmp_path, num_dec
     with capsys.disabled():
         print(f"\n{num_decode} decode: {num_bytes / 1e6:.1f} MB of pages at "
               f"{num_bytes / seconds / 1e6:.0f} MB/s, planned {planned / 1e6:.0f} MB/s; "
-              f"{len(found)} of {len(bodies)} texts are those of one process")  # fmt: skip
+              f"{len(answered)} of {len(bodies)} texts are those of one process")  # fmt: skip

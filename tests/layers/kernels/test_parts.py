@@ -99,9 +99,9 @@ def test_parts_of_a_softmax_make_the_whole(name, case, monkeypatch):
     @compiling.jit
     def part(q_YWNH, row_YWX, pages, rectangle, chip):
         bounds = mask.on_chip(reference.bounds(rectangle, whole), chip, _CHIPS)
-        told = Stretch(pages, rectangle.tables[0], bounds), rectangle.valid_YW
+        part_arguments = Stretch(pages, rectangle.tables[0], bounds), rectangle.valid_YW
         new = (row_YWX, rectangle.kv_position_YW, (chip, _CHIPS)) if is_new else ()
-        return attend(q_YWNH, *new, *told, drawn.page_format, local, **sizes)
+        return attend(q_YWNH, *new, *part_arguments, drawn.page_format, local, **sizes)
 
     q_YWNH, pages, rectangle = drawn.arguments
     outs, totals, row_YWX, is_new = [], [], None, name.endswith("appended")
@@ -110,10 +110,10 @@ def test_parts_of_a_softmax_make_the_whole(name, case, monkeypatch):
         row_YWX, pages = paged_case.take_newest(pages, rectangle)
     for chip, chip_pages in _parts(drawn, pages, name):
         with blocks_in_order() if "splits" in name else contextlib.nullcontext():
-            found = jax.block_until_ready(part(q_YWNH, row_YWX, chip_pages, rectangle, chip))
-        out_YWNH, total_YWN = found[:2]
+            results = jax.block_until_ready(part(q_YWNH, row_YWX, chip_pages, rectangle, chip))
+        out_YWNH, total_YWN = results[:2]
         if is_new:
-            np.testing.assert_array_equal(found[2], written[chip])
+            np.testing.assert_array_equal(results[2], written[chip])
         check_races(HOPPER if name.startswith("pallas_gpu") else None)
         assert not name.startswith("pallas_tpu") or not interpreted_tpu.races.races_found
         assert out_YWNH.dtype == total_YWN.dtype == jnp.float32

@@ -78,10 +78,10 @@ const weightBytes = (d) => sum(d.model.weights, (part) => partBytes(d, part));
 /** Bytes of the weights that one chip of the mesh holds. */
 function chipWeightBytes(d) {
   return sum(d.model.weights, (part) => {
-    const held = partBytes(d, part) / (part.by_expert ? d.mesh.expert : 1);
+    const stored = partBytes(d, part) / (part.by_expert ? d.mesh.expert : 1);
     const copied = sized(part.kv_elements, d.kvHeads) / sized(part.elements, d.kvHeads);
     const divided = part.by_context ? groupChips(d.mesh) : d.mesh.model;
-    return chipPart(held, part.is_split ? divided : 1, copied, sized(part.kv_heads, d.kvHeads));
+    return chipPart(stored, part.is_split ? divided : 1, copied, sized(part.kv_heads, d.kvHeads));
   });
 }
 
@@ -213,8 +213,8 @@ function cacheBytes(d, length, mesh = ONE_CHIP) {
     const divided = Math.min(mesh.model, sized(cached.parts, d.kvHeads));
     const perToken = bytesFor(d.cache, sized(elements, d.kvHeads), row) / divided;
     const states = (state * (1 + d.drafts)) / divided;
-    const held = (tokens / mesh.context) * (perToken + paddingBytes(d, cached, divided));
-    return layers * (held + states);
+    const tokenBytes = (tokens / mesh.context) * (perToken + paddingBytes(d, cached, divided));
+    return layers * (tokenBytes + states);
   });
 }
 
@@ -326,7 +326,7 @@ function collectiveSeconds({ model, mesh, hardware }, { numTokens, requests, num
     (chips - 1) *
     ((share * moved * hardware.link_axes) / chips / hardware.link_bandwidth +
       hardware.link_latency_s);
-  const product = (names, of) => names.reduce((found, name) => found * of(name), 1);
+  const product = (names, of) => names.reduce((factor, name) => factor * of(name), 1);
   const exchanged = sum(model.exchanges, ({ axes, kind, count: times, token_bytes, powers }) => {
     const grown = product(Object.keys(powers), (axis) => mesh[axis] ** powers[axis]);
     const chips = product(axes, (axis) => mesh[axis]);
