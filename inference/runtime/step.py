@@ -226,8 +226,8 @@ def _with_drafts(shape: StepShape, batch: Batch, drafts: Drafts) -> Batch:
     length_R = jnp.minimum(batch.query_length_Y[:rows], 1 + num_drafts_R)
     return dataclasses.replace(
         batch,
-        tokens_T=batch.tokens_T.at[: rows * width].set(tokens_RW.ravel()),
-        query_length_Y=batch.query_length_Y.at[:rows].set(length_R.astype(jnp.int32)),
+        tokens_T=_replaced(batch.tokens_T, tokens_RW.ravel()),
+        query_length_Y=_replaced(batch.query_length_Y, length_R.astype(jnp.int32)),
     )
 
 
@@ -356,13 +356,13 @@ def _verify(
         ids_RW, num_emitted_R = rejection.verify(
             prob_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.prob_RkV
         )
-        return ids_Q.at[:num_decode].set(ids_RW.ravel()), num_emitted_R - 1, None
+        return _replaced(ids_Q, ids_RW.ravel()), num_emitted_R - 1, None
     accept = trees.typical if rule == "typical" else trees.by_rejection
     accepted = accept(prob_RWV, seed_R2, position_R, token_RW, parent_RN, max_length)
     node_RW = jnp.where(accepted.path_RW >= 0, accepted.path_RW, width)
     ids_RW = ids_RW.at[jnp.arange(rows)[:, None], node_RW].set(accepted.tokens_RW, mode="drop")
     path_RW = accepted.path_RW if is_tree else None
-    return ids_Q.at[:num_decode].set(ids_RW.ravel()), accepted.num_emitted_R - 1, path_RW
+    return _replaced(ids_Q, ids_RW.ravel()), accepted.num_emitted_R - 1, path_RW
 
 
 def _drafted(shape: StepShape, drafts: Drafts | None, ragged: Ragged) -> dict[str, jax.Array]:
@@ -380,6 +380,15 @@ def _drafted(shape: StepShape, drafts: Drafts | None, ragged: Ragged) -> dict[st
     return {name: jnp.pad(x_R, (0, shape.prefill[0])) for name, x_R in counts.items()}
 
 
+def _replaced(x_N: jax.Array, first: jax.Array) -> jax.Array:
+    """An array with other first entries, up to all of them.
+
+    There `x_N.at[:n].set(first)` makes a constant without entries, which on a mesh becomes an input
+    of the step: at it XLA crashes (Shardy, jaxlib 0.11.2).
+    """
+    return jnp.concatenate([first, x_N[first.shape[0] :]])
+
+
 def _fed_counts(
     slots: SlotState, tokens_T: jax.Array, slot_T: jax.Array, ragged: Ragged, shape: StepShape
 ) -> jax.Array | None:
@@ -387,9 +396,8 @@ def _fed_counts(
     if slots.counts.size == 1:
         return None
     rows, width = shape.decode
-    is_certain_T = ragged.valid_T.at[: rows * width].set(
-        (ragged.valid_T[: rows * width].reshape(rows, width) & (jnp.arange(width) == 0)).ravel()
-    )
+    is_first_RW = jnp.broadcast_to(jnp.arange(width) == 0, (rows, width))
+    is_certain_T = ragged.valid_T & _replaced(jnp.ones_like(ragged.valid_T), is_first_RW.ravel())
     is_output_T = ragged.position_T >= slots.sampling.prompt_length[slot_T]
     return slots.counts.at[slot_T, is_output_T.astype(jnp.int32), tokens_T].add(
         is_certain_T.astype(slots.counts.dtype)

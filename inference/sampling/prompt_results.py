@@ -46,10 +46,11 @@ def score(
 
 
 def pool(shape: StepShape, hidden_TD: jax.Array, is_pooled_YW: Array | None) -> jax.Array:
-    """Sums of the hidden states of each chunk's pooled tokens, f32[chunks, D]; [0, 0] in an engine
-    without embeddings. A sum, not a product: that of one token has its bits on every device.
+    """Sums of the hidden states of each chunk's pooled tokens, f32[chunks, D]; [0, 0] without
+    chunks, or in an engine without embeddings. A sum, not a product: that of one token has its bits
+    on every device.
     """
-    if is_pooled_YW is None:
+    if is_pooled_YW is None or is_pooled_YW.size == 0:  # at such an input of a mesh XLA crashes
         return jnp.zeros((0, 0))
     is_pooled_YW1 = is_pooled_YW[:, :, None]
     return jnp.where(is_pooled_YW1, _of_chunks(shape, hidden_TD), 0.0).sum(1, dtype=jnp.float32)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import numpy as np
@@ -204,6 +205,19 @@ def test_a_chain_of_drafts_goes_with_divided_tokens():
         )
     ]  # fmt: skip
     assert [a.token_ids for a in tokens[0]] == [a.token_ids for a in tokens[1]]
+
+
+def test_a_step_reads_no_input_without_elements():
+    """At one XLA crashes on a mesh (jaxlib 0.11.2), even at a constant of JAX's own."""
+    engine = fakes.engine(
+        _MODELS["full"], None, "one", mesh=Mesh(model=2), proposer="ngram", num_drafts=3,
+        penalties=True, embeddings=True, top_logprobs=3, **_SIZES,
+    )  # fmt: skip
+    lowered = engine.model_runner.executables._lower_step(StepShape((4, 4), (0, 0)))
+    [on_chips] = [text for text in lowered.as_text().split("func.func") if "sdy.manual" in text]
+    inputs, body = on_chips.split("sdy.manual_computation")[1].split("\n", 1)
+    empty = re.findall(r"(%arg\d+): tensor<(?:0x|\w+x0x)", inputs)
+    assert empty and not [name for name in empty if re.search(rf"{name}\b", body)]
 
 
 def test_a_chip_holds_what_its_model_declares():
