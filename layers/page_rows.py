@@ -8,12 +8,15 @@ bfloat16 of each of their groups. A kernel never sees what wrote them, and nothi
 knows of them.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from configs.cache import PageFormat
 from configs.precision import CACHE_FORMATS
+from configs.settings.cache import LANES
 from layers.backends import backends
 from layers.ragged import Ragged
 
@@ -27,6 +30,22 @@ def token_major(num_pages: int, page_tokens: int, page_format: PageFormat) -> ja
     shape = num_pages, page_tokens, page_format.stored_width
     dtype = "uint8" if page_format.is_quantized else page_format.dtype
     return jax.ShapeDtypeStruct(shape, stored_dtype(dtype))
+
+
+def in_lanes(num_pages: int, page_tokens: int, page_format: PageFormat) -> jax.ShapeDtypeStruct:
+    """`token_major` for a TPU: a row of latents, or of bytes, is padded to whole lanes, since XLA
+    would lay out others by columns, and copy all pages before and after they are written.
+    """
+    pages = token_major(num_pages, page_tokens, page_format)
+    if not (page_format.values_in_keys or page_format.is_quantized):
+        return pages
+    return jax.ShapeDtypeStruct((*pages.shape[:2], page_format.padded_width(LANES)), pages.dtype)
+
+
+def padded(x_ZX: jax.Array, width: int) -> jax.Array:
+    """Rows [..., X] with zeros behind, [..., width]."""
+    missing = width - x_ZX.shape[-1]
+    return jnp.pad(x_ZX, (*((0, 0),) * (x_ZX.ndim - 1), (0, missing))) if missing else x_ZX
 
 
 def stored_dtype(dtype: str) -> np.dtype[np.generic]:
@@ -161,6 +180,9 @@ def write(pages: jax.Array, row_TX: jax.Array, ragged: Ragged, group: int) -> ja
     Pages are viewed in the row's shape unless that copies them, since XLA's CPU backend computes a
     reshape of the elements one by one.
     """
+    width = pages.shape[2]
+    if math.prod(row_TX.shape[1:]) < width:
+        row_TX = padded(row_TX.reshape(len(row_TX), -1), width)
     page_T, offset_T = ragged.page_T(group, pages.shape[1])
     if not backends.current().has_free_views:
         row_TX = row_TX.reshape(-1, *pages.shape[2:])

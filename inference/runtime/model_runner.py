@@ -84,9 +84,10 @@ Copies = tuple[Params, tuple[Cache, step.SlotState | None] | None]
 def cache_arguments(config: Config, attention: str) -> kv_cache.Arguments:
     """What `kv_cache.abstract` and `kv_cache.init` take of an engine's cache."""
     num_pages = tuple(n * config.device_pages for n in config.num_pages)
+    layout = api.layout(attention, config.engine.cache.row_multiple or 1)
     return (
         config.cached_model, num_pages, config.device_page_tokens, config.engine.max_seqs,
-        config.engine.drafts.num_drafts, api.implementation(attention).layout, config.num_snapshots,
+        config.engine.drafts.num_drafts, layout, config.num_snapshots,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from configs.mesh import Mesh
 from configs.model import ModelConfig
 from configs.recipes import heads, run
 from configs.recipes.run import Run
+from configs.settings.cache import LANES
 from inference.planner.compiled import program
 from inference.planner.compiled.prediction import exchanged, predict
 from inference.planner.compiled.report import AbsentEngine, CompiledStep
@@ -90,7 +91,7 @@ def compiled_step(
         attention=attention,
     )  # fmt: skip
     config = Config(model, engine)
-    layout = api.implementation(attention).layout
+    layout = api.layout(attention, LANES if device.platform == "tpu" else 1)
     cache = kv_cache.abstract(model, config.num_pages, page_tokens, engine.max_seqs, 0, layout)
     slots = jax.eval_shape(lambda: step.init_slots(config))
     with topologies.traced_for(device):

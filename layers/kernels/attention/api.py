@@ -10,7 +10,7 @@ from layers import page_rows
 from layers.backends import backends
 from layers.kernels import tuning
 from layers.kernels.attention import ffi_cpu, reference
-from layers.kernels.attention.contract import Demand, Implementation
+from layers.kernels.attention.contract import Demand, Implementation, Layout
 from layers.kernels.device import target_device
 
 
@@ -34,8 +34,9 @@ def implementation(name: str) -> Implementation:
         from layers.kernels.attention import tpu
 
         return Implementation(
-            tpu.limit, tpu.layout, tpu.write, tpu.attend_pages, tpu.append_and_attend,
-            attend_part=tpu.attend_part, append_and_attend_part=tpu.append_and_attend_part,
+            tpu.limit, page_rows.in_lanes, page_rows.write, tpu.attend_pages,
+            tpu.append_and_attend, attend_part=tpu.attend_part,
+            append_and_attend_part=tpu.append_and_attend_part,
             pads_bytes=True,
         )  # fmt: skip
     if name == "jax_tpu":
@@ -53,6 +54,13 @@ def implementation(name: str) -> Implementation:
         reference.limit, page_rows.token_major, page_rows.write, reference.attend_pages,
         attend_part=reference.attend_part,
     )  # fmt: skip
+
+
+def layout(name: str, row_multiple: int) -> Layout:
+    """How pages lie, `row_multiple` being the engine's (`engine.cache.row_multiple`)."""
+    if name == "reference" and row_multiple > 1:  # on a TPU
+        return page_rows.in_lanes
+    return implementation(name).layout
 
 
 class Choice(NamedTuple):

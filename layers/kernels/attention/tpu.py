@@ -9,7 +9,7 @@ all heads' values, since results leave a matrix unit in order and a head waits l
 
 Of latents (DeepSeek-AI 2024, arXiv 2405.04434) a row is the one key of all heads, and its first
 columns are the value, so one copy brings both. Rows of 576 elements are no whole number of lanes:
-they lie in 640 (`layout`), the last of which are 0.
+they lie in 640 (`page_rows.in_lanes`), the last of which are 0.
 
 The step's own keys and values are merged into the block that they belong to, which is there to be
 read anyway, and leave from it in groups of tokens, since no copy reaches into a tile of memory.
@@ -41,7 +41,7 @@ from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.attention.tiles import Tiling, visible_pages
 from layers.kernels.device import Device
 from layers.linear import soft_cap
-from layers.ragged import Ragged, Rectangle
+from layers.ragged import Rectangle
 
 # v5e, v5p, v6e and 7x under the names that jax knows (jax/_src/pallas/mosaic/tpu_info.py).
 KINDS = ("TPU v5 lite", "TPU v5e", "TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e", "TPU7x")
@@ -100,21 +100,6 @@ def table_limit(demand: Demand) -> str | None:
         "(sequences x pages): lower engine.max_seqs or engine.max_context, raise "
         "engine.cache.page_tokens"
     )
-
-
-def layout(num_pages: int, page_tokens: int, page_format: PageFormat) -> jax.ShapeDtypeStruct:
-    """The reference's pages; a row of latents, or of bytes, is padded to whole lanes."""
-    pages = page_rows.token_major(num_pages, page_tokens, page_format)
-    if not (page_format.values_in_keys or page_format.is_quantized):
-        return pages
-    width = page_format.padded_width(_WHOLE_LANES)
-    return jax.ShapeDtypeStruct((*pages.shape[:2], width), pages.dtype)
-
-
-def write(pages: jax.Array, row_TX: jax.Array, ragged: Ragged, group: int) -> jax.Array:
-    """`contract.Write`."""
-    row_TX = row_TX.reshape(row_TX.shape[0], -1)
-    return page_rows.write(pages, _padded(row_TX, pages.shape[2]), ragged, group)
 
 
 def attend_pages(
@@ -227,7 +212,7 @@ def _attend(
     """Attention, float32, on demand log-sum-exps, and the pages with what is new."""
     pages, table_YP, bounds = stretch
     if page_format.values_in_keys:
-        q_YWNH = _padded(q_YWNH, pages.shape[2])
+        q_YWNH = page_rows.padded(q_YWNH, pages.shape[2])
     (Y, W, N, H), page_tokens = q_YWNH.shape, pages.shape[1]
     G, value_width = N // page_format.kv_heads, page_format.value_width
     # Queries and float32 output come and go while others are used; sums take a lane row each.
@@ -246,7 +231,7 @@ def _attend(
     kv_position_Z = waits_Z = jnp.zeros_like(count_Z)
     if new is not None:
         kv_position_Z = tiling.split(new.kv_position_YW)[:, 0]
-        row_ZWX = tiling.split(_padded(new.row_YWX.reshape(Y, W, -1), pages.shape[2]))
+        row_ZWX = tiling.split(page_rows.padded(new.row_YWX.reshape(Y, W, -1), pages.shape[2]))
         if new.share is not None:
             row_ZWX, kv_position_Z, count_Z = _of_chip(row_ZWX, kv_position_Z, count_Z, *new.share)
         if width == 1 and not page_format.is_quantized:
@@ -270,11 +255,6 @@ def _attend(
         return out_YWNH, None, pages
     total_YWN = tiling.unpack(total_ZUK.swapaxes(1, 2)[..., None], (Y, W, N, 1))[..., 0]
     return out_YWNH, total_YWN, pages
-
-
-def _padded(x_ZX: jax.Array, width: int) -> jax.Array:
-    missing = width - x_ZX.shape[-1]
-    return jnp.pad(x_ZX, (*((0, 0),) * (x_ZX.ndim - 1), (0, missing))) if missing else x_ZX
 
 
 def _of_chip(

@@ -10,8 +10,10 @@ import pytest
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 from jax.experimental.pallas import tpu as pltpu
 
+from configs import engine as engine_config
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.precision import CACHE_FORMATS
 from inference.engine import Engine
 from inference.request import SamplingParams
 from inference.runtime import model_runner
@@ -48,6 +50,22 @@ def test_the_reference_by_name_is_what_runs_without_one():
     model = fakes.llama(max_context=128)
     with fakes.no_draws():
         assert _tokens(_engine(model, attention="reference")) == _tokens(_engine(model))
+
+
+@pytest.mark.parametrize("model", [
+    fakes.deepseek(max_context=128),
+    pytest.param(fakes.deepseek(max_context=128, cache_format="int8"), marks=pytest.mark.long),
+], ids=["latents", "quantized latents"])  # fmt: skip
+def test_the_reference_reads_rows_that_a_tpu_pads(monkeypatch, model):
+    """On a TPU rows of latents and of bytes are whole lanes; what is read and planned is equal."""
+    with fakes.no_draws():
+        expected = _tokens(_engine(model, attention="reference"))
+        monkeypatch.setattr(engine_config, "padded_caches", lambda *_: tuple(CACHE_FORMATS))
+        padded = _engine(model, attention="reference")
+        widths = {leaf.pages.shape[2] for leaf in padded.model_runner.cache}
+        assert widths == {128} and _tokens(padded) == expected
+    held = sum(leaf.pages.nbytes for leaf in padded.model_runner.cache)
+    assert held == padded.config.pool_bytes
 
 
 def test_what_cannot_run_is_refused_before_weights_are_read():

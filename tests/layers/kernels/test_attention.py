@@ -19,6 +19,7 @@ from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call  # no pub
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 from jax.experimental.pallas import tpu as pltpu
 
+from layers import page_rows
 from layers.kernels.attention import ffi_cpu, gpu, gpu_prefill, reference, splits, tpu
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import mask_bounds
@@ -43,7 +44,7 @@ def _interpreted(*args, **sizes):
 def _appended(q_YWNH, pages, *told):
     """The TPU kernel, which brings the row's tokens to pages that do not have them yet."""
     row_YWX, pages = paged_case.take_newest(pages, told[0])
-    width = tpu.layout(*pages.shape[:2], told[2]).shape[2]
+    width = page_rows.in_lanes(*pages.shape[:2], told[2]).shape[2]
     pages = jnp.pad(pages, ((0, 0), (0, 0), (0, width - pages.shape[2])))
     interpret = pltpu.InterpretParams(detect_races=True)
     return tpu.append_and_attend(q_YWNH, row_YWX, pages, *told, interpret=interpret)[0]

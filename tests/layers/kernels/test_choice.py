@@ -15,6 +15,7 @@ from configs.hardware import catalog
 from configs.mesh import Mesh
 from inference.checkpoints import weight_formats
 from inference.runtime import model_runner
+from layers import page_rows
 from layers.kernels import autotune, tuning
 from layers.kernels.attention import api, ffi_cpu, gpu, gpu_latent, jax_tpu, reference, tpu
 from layers.kernels.attention.contract import Demand
@@ -260,8 +261,8 @@ def test_kernels_serve_queries_that_choose_on_hopper(monkeypatch, name, changes,
 def test_the_tpu_kernel_pads_latents_to_whole_lanes():
     assert "latents of a multiple of 128, not 192" in tpu.limit(_latents(value_width=192), _V6E)
     latents = _latents(page_tokens=128).page_format
-    assert tpu.layout(3, 128, latents).shape == (3, 128, 640)
-    assert tpu.layout(3, 128, _LLAMA.page_format).shape == (3, 128, 2048)
+    assert page_rows.in_lanes(3, 128, latents).shape == (3, 128, 640)
+    assert page_rows.in_lanes(3, 128, _LLAMA.page_format).shape == (3, 128, 2048)
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8"])
@@ -274,9 +275,9 @@ def test_the_tpu_kernel_reads_eight_bits_in_whole_tiles(name):
     )
     assert "caches of int8 and fp8, not of int4" in tpu.limit(_asked(dtype="int4"), _V6E)
     page_format = _latents(dtype=name).page_format
-    assert tpu.layout(3, 128, page_format).shape == (3, 128, 640)
+    assert page_rows.in_lanes(3, 128, page_format).shape == (3, 128, 640)
     heads = _asked(dtype=name).page_format
-    assert tpu.layout(3, 128, heads).shape == (3, 128, 2048 + 128)
+    assert page_rows.in_lanes(3, 128, heads).shape == (3, 128, 2048 + 128)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreted_tpu
 from jax.experimental.pallas import tpu as pltpu
 
+from layers import page_rows
 from layers.kernels.attention import (
     ffi_cpu,
     gpu,
@@ -60,7 +61,7 @@ def _parts(case, pages, name: str):
             at = np.arange(chip, length, _CHIPS)
             part[table_P[at // _CHIPS // S], at // _CHIPS % S] = pages[table_P[at // S], at % S]
         if name.startswith("pallas_tpu"):
-            width = tpu.layout(1, S, case.page_format).shape[2]
+            width = page_rows.in_lanes(1, S, case.page_format).shape[2]
             part = np.pad(part, ((0, 0), (0, 0), (0, width - part.shape[2])))
         elif name.startswith("pallas_gpu") and case.page_format.is_quantized:
             part = hopper_pages.pack(part.reshape(-1, part.shape[2])).reshape(*part.shape[:2], -1)

@@ -225,7 +225,7 @@ def test_the_tpu_kernel_appends_and_reads_them(name, case, monkeypatch):
         (0, 1, 63, 130), heads, 64, width, dtype, 0, key_width, key_width**-0.5, stored=name, **more
     )
     q_YWNH, pages, rectangle = drawn.arguments
-    lanes = tpu.layout(*pages.shape[:2], drawn.page_format).shape[2]
+    lanes = page_rows.in_lanes(*pages.shape[:2], drawn.page_format).shape[2]
     assert lanes % 128 == 0
 
     def padded(pages):

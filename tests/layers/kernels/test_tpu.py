@@ -63,12 +63,12 @@ def _drawn(rows: str, dtype=jnp.bfloat16, heads=(4, 2), head_width=64, rank=0):
     draw = lambda *shape: generator.standard_normal(shape).astype(dtype)  # noqa: E731
     spec = latent(rank, H - rank) if rank else keys_values(K, H)
     page_format = spec.page_format(jnp.dtype(dtype).name)
-    pages = tpu.layout(16 * (max(sequences) + 1) + 2, _PAGE, page_format)
+    pages = page_rows.in_lanes(16 * (max(sequences) + 1) + 2, _PAGE, page_format)
     stored = np.array(page_rows.encode(draw(*pages.shape), pages))
     stored[..., page_format.row_width :] = 0
     T, shape = len(starts) * width, (len(starts), width)
     row_TX = draw(T, H) if rank else np.concatenate([draw(T, K, H), draw(T, K, H)], axis=1)
-    written = compiling.call(tpu.write, stored, row_TX, Ragged((rectangle,)), group=0)
+    written = compiling.call(page_rows.write, stored, row_TX, Ragged((rectangle,)), group=0)
     written = np.asarray(written)
     row_YWX = row_TX.reshape(*shape, *row_TX.shape[1:])
     told = {"group": 0, "page_format": page_format}
