@@ -11,6 +11,7 @@ from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh, check_context
 from configs.model import ModelConfig
 from configs.prefill import TOGETHER, Prefill, check_budgets
+from configs.settings.adapters import AdapterConfig
 from configs.settings.cache import LANES, PAGE_TOKENS, CacheConfig, padded_caches
 from configs.settings.drafts import DraftConfig
 from configs.settings.kernels import KernelConfig
@@ -52,6 +53,7 @@ class EngineConfig(Section):
         None, "Base of the random streams of requests without a seed; None: a random one.",
         lower=0, upper=2**64 - 1, host_only=True,
     )  # fmt: skip
+    adapters: AdapterConfig = AdapterConfig()
     drafts: DraftConfig = DraftConfig()
     cache: CacheConfig = CacheConfig()
     requests: RequestConfig = RequestConfig()
@@ -154,6 +156,10 @@ class Config:
             heads.check_branches(self.cached_model)
         if requests.prompt_budgets:
             check_budgets(self.model, drafts.proposer, self.num_chips, self.prefill.hosts)
+        if self.engine.adapters.slots and (self.mesh.num_chips > 1 or self.prefill.is_apart):
+            raise InputError(
+                f"engine.adapters.slots={self.engine.adapters.slots}: adapters go with one chip"
+            )
         limit, vocab = self.engine.max_context, self.model.vocab_size
         if limit is not None and not 1 <= limit <= self.model.max_context:
             raise InputError(

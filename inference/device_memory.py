@@ -56,7 +56,7 @@ class DeviceMemory:
         """
         assert self._copies is not None
         weights, state = self._copies[0]
-        if params is None and not weights.keys() - {"draft"}:
+        if params is None and not weights.keys() - {"draft", "adapters"}:
             raise InputError("no weights were kept: give wake some, as update_params takes them")
         try:
             self._runner.restore(self._copies[0], params)

@@ -195,6 +195,18 @@ class Engine(PromptRunner):
         child = self.input_processor.continuation(parent, params)
         return self._requests.fork(parent, child).group.id
 
+    def load_adapter(self, name: str, directory: str | Path) -> None:
+        """Reads an adapter of the `peft` package, which requests then choose by name.
+
+        Raises:
+            InputError: it is none of this model, or the engine has no room for it.
+        """
+        self.input_processor.adapters.load(name, Path(directory))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter; requests that have it go on. Raises InputError if it is not there."""
+        self.input_processor.adapters.unload(name)
+
     def retain(self, tokens: Items[int], cache_salt: str | None = None) -> None:
         """Lets what is cached of a conversation outlive other prefixes until it goes on.
 

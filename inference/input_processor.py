@@ -11,9 +11,12 @@ import numpy as np
 
 from configs.engine import Config
 from configs.errors import InputError, shown
+from inference.adapters.table import AdapterTable
 from inference.kv_pages import prompt_pages
 from inference.request import MAX_BIASES, SamplingParams
 from inference.scheduling.sequence import (
+    Adapter,
+    AdapterUse,
     Budget,
     Constraint,
     History,
@@ -38,6 +41,7 @@ class InputProcessor:
         eos_ids: Set[int],
         why_no_text: str = "",
     ):
+        self.adapters = AdapterTable(config)
         self._config = config
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
@@ -169,7 +173,8 @@ class InputProcessor:
                 f"{len(output)} tokens of an output go with n=1 and more max_new_tokens, not "
                 f"{params.max_new_tokens}"
             )
-        first = self._sequence([*tokens, *output], len(tokens), params)
+        adapter = None if params.adapter is None else self.adapters.find(params.adapter)
+        first = self._sequence([*tokens, *output], len(tokens), params, adapter)
         first.results.logprobs = [math.nan] * len(output)
         if self._config.engine.requests.top_logprobs:
             first.results.top_logprobs = [((), ())] * len(output)
@@ -181,7 +186,7 @@ class InputProcessor:
             return sequences
         for index in range(1, 1 + num_siblings):
             sibling_params = dataclasses.replace(params, seed=derived_seed(first.seed, index))
-            sequences.append(self._sequence(list(tokens), len(tokens), sibling_params))
+            sequences.append(self._sequence(list(tokens), len(tokens), sibling_params, adapter))
         first.lead(sequences[1:])
         return sequences
 
@@ -192,16 +197,22 @@ class InputProcessor:
             raise InputError(
                 "a fork and what it is forked from keep their prompt: leave prompt_budget out"
             )
-        if params.cache_salt != parent.params.cache_salt:
-            raise InputError("a fork has the cache_salt of what it is forked from")
-        child = self._sequence(list(parent.tokens), parent.num_prompt_tokens, params)
+        for name in ("cache_salt", "adapter"):
+            if getattr(params, name) != getattr(parent.params, name):
+                raise InputError(f"a fork has the {name} of what it is forked from")
+        adapter = parent.adapter.weights  # which may have been unloaded
+        child = self._sequence(list(parent.tokens), parent.num_prompt_tokens, params, adapter)
         child.results.logprobs = list(parent.results.logprobs)
         child.results.top_logprobs = list(parent.results.top_logprobs)
         child.history.params_versions = parent.history.params_versions
         return child
 
     def _sequence(
-        self, tokens: list[int], num_prompt_tokens: int, params: SamplingParams
+        self,
+        tokens: list[int],
+        num_prompt_tokens: int,
+        params: SamplingParams,
+        adapter: Adapter | None,
     ) -> Sequence:
         self._check(tokens, params)
         self._next_id += 1
@@ -221,8 +232,8 @@ class InputProcessor:
             and not params.beam_width,
             needs_commit=drafts.num_drafts > 0 and not proposes,
             constraint=constraint, history=History(hosts.current().now()),
-            prefix=Prefix(cache_key(cache, self._next_id, params.cache_salt)),
-            budget=Budget(num_excess_tokens),
+            prefix=Prefix(cache_key(cache, self._next_id, params.cache_salt, adapter)),
+            budget=Budget(num_excess_tokens), adapter=AdapterUse(adapter),
         )  # fmt: skip
 
     def _constraint(

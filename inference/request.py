@@ -307,6 +307,9 @@ class SamplingParams:
         bodies=("responses",),  # and chats, whose other fields completions have, too
         wire_kind=Number(int, 0, _INT32 - 1),
     )
+    adapter: str | None = _field(
+        None, Text(), "The adapter, by name, with which the model answers; None: the model alone."
+    )
     cache_salt: str | None = _field(
         None,
         Text(),

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from configs.precision import OUTLIER_SIZE
 from layers.backends import backends
 from layers.kernels.linear import grouped, low_bit, low_bit_product, packed
+from layers.kernels.linear.adapted import Adapted
 from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.observed import Observed
 from layers.kernels.linear.packed import Packed
@@ -23,7 +24,7 @@ _LANES = 128  # of a TPU's tiles
 
 Leaf = jax.Array | Packed | Quantized | Observed
 # A stack whose parts have different formats is a tuple of them, a matrix with outliers a mapping.
-Weight = Leaf | tuple[Leaf, ...] | Mapping[str, Leaf]
+Weight = Leaf | Adapted | tuple[Leaf, ...] | Mapping[str, Leaf]
 
 
 class Operations:
@@ -176,6 +177,18 @@ class _OfObserved(Operations):
         return of(self.leaf.weight).rows(ids_T)
 
 
+@dataclasses.dataclass(frozen=True)
+class _OfAdapted(Operations):
+    leaf: Adapted
+
+    def product(self, x_TD: jax.Array) -> jax.Array:
+        """Tokens' bits are independent of each other where a mixture's are."""
+        order = self.leaf.order
+        low_TR = of(self.leaf.down).grouped(x_TD[order.token_T], order.sizes_N, True)
+        added_TF = of(self.leaf.up).grouped(low_TR.astype(x_TD.dtype), order.sizes_N, True)
+        return of(self.leaf.weight).product(x_TD) + added_TF[order.place_T]
+
+
 class _OfParts(Operations):
     """Matrices over the same inputs, one below the other."""
 
@@ -219,6 +232,7 @@ _OPERATIONS: dict[type, Callable[[Any], Operations]] = {
     Packed: _OfPacked,
     Quantized: _OfQuantized,
     Observed: _OfObserved,
+    Adapted: _OfAdapted,
     tuple: _OfParts,
     dict: _WithOutliers,
 }

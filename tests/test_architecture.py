@@ -47,6 +47,7 @@ ROOMS = (
         "families",
         "checkpoints",
         "new_weights",
+        "adapters",
         "planner",
         "input_processor",
     ),

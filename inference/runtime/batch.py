@@ -11,7 +11,7 @@ from configs.engine import Config
 from configs.settings.drafts import LOOKUPS
 from inference.sampling import parameters
 from inference.sampling.parameters import Array, SlotSampling
-from inference.scheduling.sequence import Status, blame
+from inference.scheduling.sequence import NO_SLOT, Status, blame
 from inference.scheduling.step_schedule import Admission, ShardSchedule, StepSchedule
 from inference.scheduling.step_shapes import StepShape
 
@@ -37,6 +37,7 @@ class Batch:
     num_dropped_Y: Array | None = None  # i32[Y] `Rectangle`'s
     mask_QX: Array | None = None  # u32[Q, ceil(V / 32)] constraints'
     is_pooled_YW: Array | None = None  # bool[chunks, tokens] whose hidden states are summed
+    adapter_Y: Array | None = None  # i32[Y], slot of its adapter, -1: none; None: no slots
 
 
 @jax.tree_util.register_dataclass
@@ -100,6 +101,7 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
     slot_Y = np.full(shape.num_rows, sink, np.int32)
     start_Y, length_Y = np.zeros_like(slot_Y), np.zeros_like(slot_Y)
     dropped_Y = np.zeros_like(slot_Y) if config.engine.requests.prompt_budgets else None
+    adapter_Y = np.full_like(slot_Y, NO_SLOT) if config.engine.adapters.slots else None
     emits_Y = np.zeros(shape.num_rows, bool)
     columns = -(-config.page_columns // config.device_pages)
     tables = [
@@ -130,6 +132,8 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
         emits_Y[r] = row.emits
         if dropped_Y is not None:
             dropped_Y[r] = row.num_dropped
+        if adapter_Y is not None:
+            adapter_Y[r] = sequence.adapter.slot
     tokens_T = np.concatenate([decode_YW.ravel(), chunk_YW.ravel()])
     expanded = tuple(device_pages(table, config)[:, : config.page_columns] for table in tables)
     mask_QX = None
@@ -139,7 +143,7 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
     is_pooled_YW = _pooled(shape, schedule) if config.engine.requests.embeddings else None
     return Batch(
         tokens_T, slot_Y, start_Y, length_Y, emits_Y, expanded, targets_YW, dropped_Y, mask_QX,
-        is_pooled_YW,
+        is_pooled_YW, adapter_Y,
     )  # fmt: skip
 
 

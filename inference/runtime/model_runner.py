@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 
 from configs.engine import Config
 from configs.errors import InputError
-from inference.runtime import batch as batches
 from inference.runtime import (
+    adapter_stacks,
     compilation_cache,
     cpu_kernels,
     implementations,
@@ -23,6 +23,9 @@ from inference.runtime import (
     step,
     swap,
 )
+from inference.runtime import batch as batches
+from inference.runtime.adapter_stacks import AdapterStacks
+from inference.runtime.adapter_weights import AdapterWeights
 from inference.runtime.batch import Admissions, Inputs
 from inference.runtime.executables import Executable, Executables
 from inference.runtime.packed_output import PackedOutput
@@ -91,13 +94,19 @@ def cache_arguments(config: Config, attention: str) -> kv_cache.Arguments:
     )  # fmt: skip
 
 
+_DRAFT = "draft"
+_BESIDE = _DRAFT, adapter_stacks.NAME  # the target's parameters
+
+
 def abstract_params(config: Config, mesh: jax.sharding.Mesh | None = None) -> Params:
     """Shapes of parameters as an engine's products read them, over the chips of a mesh."""
     target = linear.abstract(config, decoder.param_infos(config.model), mesh)
+    if stacks := adapter_stacks.abstract(config):
+        target |= {adapter_stacks.NAME: stacks}
     if config.draft is None:
         return target
     infos = decoder.param_infos(config.draft)
-    return target | {"draft": linear.abstract(config.for_draft(), infos)}
+    return target | {_DRAFT: linear.abstract(config.for_draft(), infos)}
 
 
 class ModelRunner:
@@ -131,6 +140,7 @@ class ModelRunner:
         self.config, self._attention = for_this_device(config)
         self._backend = backends.of(target_device(), self.config.engine.kernels.linear)
         self._mesh = mesh or meshes.of(self.config.mesh)
+        self._adapters = AdapterStacks(self.config)
         values = abstract_params(self.config, self._mesh) if callable(params) else self.pack(params)
         slots = step.init_slots(self.config)
         cache = kv_cache.abstract(*cache_arguments(self.config, self._attention))
@@ -162,13 +172,15 @@ class ModelRunner:
         'draft' those of a drafting model.
         """
         infos = decoder.param_infos(self.config.model)
-        target = {name: part for name, part in params.items() if name != "draft"}
+        target = {name: part for name, part in params.items() if name not in _BESIDE}
         target = linear.pack_params(self.config, target, infos, self._mesh, were_read)
+        if self.config.engine.adapters.slots:
+            target |= {adapter_stacks.NAME: self._adapters.empty()}
         if self.config.draft is None:
             return target
         infos = decoder.param_infos(self.config.draft)
         drafting = self.config.for_draft()
-        return target | {"draft": linear.pack_params(drafting, params["draft"], infos)}
+        return target | {_DRAFT: linear.pack_params(drafting, params[_DRAFT], infos)}
 
     def export_params(self) -> Params:
         """As `linear.export_params`, of the target model."""
@@ -210,8 +222,8 @@ class ModelRunner:
     def copies(self, keeps_weights: bool, keeps_pages: bool) -> Copies:
         """Host copies for `restore`: weights (a drafter's always), and pages with slots or None."""
         self._swapper.store()
-        drafting = {name: part for name, part in self.params.items() if name == "draft"}
-        weights, state = self.params if keeps_weights else drafting, (self.cache, self.slots)
+        beside = {name: part for name, part in self.params.items() if name in _BESIDE}
+        weights, state = self.params if keeps_weights else beside, (self.cache, self.slots)
         return host_memory.offload((weights, state if keeps_pages else None))
 
     def free(self) -> None:
@@ -223,7 +235,7 @@ class ModelRunner:
         """Ends `free` with packed `params`, or copied ones, and copied pages, or empty ones."""
         weights, state = copied
         if params is not None:
-            weights = {name: part for name, part in weights.items() if name == "draft"}
+            weights = {name: part for name, part in weights.items() if name in _BESIDE}
         self.params = host_memory.restore(weights) | (params or {})
         if state is None:
             self.reset()
@@ -292,6 +304,8 @@ class ModelRunner:
             admit.result()
         if self.config.engine.requests.prompt_budgets:
             self.prepare_observer()
+        if self.config.engine.adapters.slots:
+            self._adapters.prepare(self.params[adapter_stacks.NAME])
         self._swapper.warm_up()
         self._snapshots.prepare()
         self._is_warm, self._sealed = True, seals
@@ -360,6 +374,10 @@ class ModelRunner:
             batches.fill_masks(np.asarray(inputs.batch.mask_QX), schedule)
         self.cache = self._swapper.transfer(self.cache, schedule.transfers)
         self.before_admit(schedule)
+        for slot, adapter in schedule.adapter_loads:
+            assert isinstance(adapter, AdapterWeights)
+            stacks = self._adapters.load(self.params.pop(adapter_stacks.NAME), slot, adapter)
+            self.params |= {adapter_stacks.NAME: stacks}
         self.admit(inputs.admissions)
         executable = self.compiled(schedule.shape)
         batch = meshes.to_global(self._mesh, EACH_GROUP, inputs.batch)

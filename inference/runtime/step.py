@@ -16,7 +16,7 @@ import numpy as np
 
 from configs.engine import Config
 from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
-from inference.runtime import accepted_path, packed_output
+from inference.runtime import accepted_path, adapter_stacks, packed_output
 from inference.runtime.accepted_path import AcceptedPath
 from inference.runtime.batch import Admissions, Batch
 from inference.runtime.packed_output import PackedOutput
@@ -28,6 +28,7 @@ from inference.speculation import draft_tree, proposers
 from inference.speculation.acceptance import coupled, rejection, trees
 from inference.speculation.proposer import DraftInputs, Drafts, SampledStep, State
 from layers import decoder, kv_cache, topk
+from layers.kernels.linear import adapted
 from layers.kv_cache import Cache
 from layers.params import Params
 from layers.ragged import Ragged, Rectangle
@@ -141,10 +142,11 @@ def step(
     slot_T = ragged.slot_T
     tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
+    weights = _with_adapters(params, shape, batch, ragged)
     # From here on T and Q include the fillers of `deterministic`; outputs leave them out.
     num_own = config.chip_model.num_layers  # the others are a proposer's
     hidden_TD, features, own_cache, routed = decoder.layers(
-        params, config.chip_model, decoder.embedded(params, config.chip_model, tokens_T, ragged),
+        weights, config.chip_model, decoder.embedded(weights, config.chip_model, tokens_T, ragged),
         ragged, cache[:num_own], tokens_T=tokens_T, features=proposer.features if proposer else (),
         deterministic=config.engine.deterministic, attention=attention,
     )  # fmt: skip
@@ -299,6 +301,18 @@ def view(
     if drafts is not None and drafts.parent_Rk is not None:
         rectangles[0] = draft_tree.branching(rectangles[0], drafts.parent_Rk, drafts.levels)
     return Ragged(tuple(rectangles), num_fillers)
+
+
+def _with_adapters(params: Params, shape: StepShape, batch: Batch, ragged: Ragged) -> Params:
+    """The parameters with the adapters of the batch's rows, where the engine has any."""
+    if batch.adapter_Y is None:
+        return params
+    decode_R, chunk_R = jnp.split(batch.adapter_Y, [shape.decode[0]])
+    slot_T = jnp.concatenate(
+        [jnp.repeat(decode_R, shape.decode[1]), jnp.repeat(chunk_R, shape.prefill[1])]
+    )
+    slot_T = jnp.pad(slot_T, (0, ragged.num_fillers), constant_values=adapted.NO_SLOT)
+    return adapted.bound(params, params[adapter_stacks.NAME], slot_T)
 
 
 def _last_of_chunks(shape: StepShape, batch: Batch) -> jax.Array:

@@ -44,13 +44,15 @@ class StepInFlight:
 
     @property
     def is_needed(self) -> bool:
-        """Whether it still has to run: for a sequence, or for the pages that it transfers."""
+        """Whether it still has to run: for a sequence, for the pages that it transfers, or for
+        adapters that it loads.
+        """
         sequences = [chunk.sequence for _, chunk in self.schedule.rows]
         sequences += [
             admission.sequence for shard in self.schedule.shards for admission in shard.admissions
         ]
         is_live = any(sequence.status is not Status.FINISHED for sequence in sequences)
-        return is_live or any(self.schedule.transfers)
+        return is_live or any(self.schedule.transfers) or bool(self.schedule.adapter_loads)
 
 
 class StepsInFlight:

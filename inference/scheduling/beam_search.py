@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from inference.outputs import RequestOutput
 from inference.scheduling.sequence import (
+    AdapterUse,
     Budget,
     FinishReason,
     History,
@@ -37,6 +38,7 @@ class _Continuation:
         return Sequence(
             id, beam.params, [*beam.tokens, self.token], beam.num_prompt_tokens, beam.eos_ids,
             beam.seed, needs_commit=True, prefix=Prefix(beam.prefix.key),
+            adapter=AdapterUse(beam.adapter.weights),
             results=Results(
                 [*beam.results.logprobs, self.logprob],
                 [*beam.results.top_logprobs, beam.candidates],

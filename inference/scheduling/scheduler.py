@@ -29,6 +29,7 @@ from configs.engine import Config
 from configs.errors import InputError
 from inference.kv_pages import prompt_pages
 from inference.kv_pages.prefix_cache import EQUAL_COSTS, Match, PageCosts
+from inference.scheduling.adapter_slots import AdapterSlots
 from inference.scheduling.adaptive_drafts import AdaptiveDrafts
 from inference.scheduling.admission_control import LengthStatistics
 from inference.scheduling.batch_policy import WholeBatches
@@ -86,6 +87,7 @@ class Scheduler:
         )  # fmt: skip
         self.shards = tuple(map(self._new_shard, range(config.mesh.num_groups)))
         self.waiting = WaitingQueue(config.engine.scheduling.max_overtakes)
+        self._adapters = AdapterSlots(config.engine.adapters.slots)
         self.commits: deque[Commit] = deque()
         self.counters = Counters()
         usable = self.shards[0].pages.pool.num_usable_pages  # of each shard
@@ -118,7 +120,9 @@ class Scheduler:
             InputError: it could not finish even alone.
         """
         self._check_fits(child)
-        if not self.shards[parent.shard].fork(parent, child):
+        if self.shards[parent.shard].fork(parent, child):
+            self._adapters.take(child)
+        else:
             self.waiting.add(child)
 
     def retain(self, tokens: Tokens[int], cache_salt: str | None = None) -> None:
@@ -217,6 +221,7 @@ class Scheduler:
         """
         self.shards = tuple(map(self._new_shard, range(len(self.shards))))
         self.waiting = WaitingQueue(self._engine.scheduling.max_overtakes)
+        self._adapters = AdapterSlots(self._engine.adapters.slots)
         self._is_refused = False
         for sequence in sequences:
             if sequence.status is not Status.FINISHED:
@@ -326,11 +331,13 @@ class Scheduler:
         """Raises RuntimeError where slots or pages do not add up."""
         for shard in self.shards:
             shard.check_integrity()
+        self._adapters.check_integrity(self.running)
         if any(s.pages or s.slot is not None for s in self.waiting):
             raise RuntimeError("a waiting sequence holds pages or a slot")
 
     def _stop(self, sequence: Sequence) -> None:
         self.shards[sequence.shard].stop(sequence)
+        self._adapters.give_back(sequence)
         self._is_refused = False
 
     def _check_fits(self, sequence: Sequence) -> None:
@@ -373,7 +380,7 @@ class Scheduler:
             return max(match(sequence, index).num_tokens for index in free)
 
         sequence = self.waiting.next(num_cached_tokens)
-        if sequence is None:
+        if sequence is None or not self._adapters.can_take(sequence):
             return None
         ready = free
         needs_chunks = sequence.is_prefilling and sequence.sender is None
@@ -399,6 +406,7 @@ class Scheduler:
             self.counters.num_prompt_tokens += len(sequence.tokens)
             self.counters.num_cached_tokens += match.num_tokens
         self.shards[index].start(sequence, match)
+        self._adapters.take(sequence)
         if sequence.sender is not None:  # siblings need not wait for a step that has no row of it
             self._fork_from_leaders()
 
@@ -483,6 +491,7 @@ class Scheduler:
                 builder.schedule(shard.take_admissions(), shard.pages.finish_schedule())
                 for shard, builder in zip(self.shards, builders, strict=True)
             ),
+            self._adapters.take_loads(),
         )
         for transfer in itertools.chain.from_iterable(schedule.transfers):
             counters.num_offloaded_pages += transfer.to_host

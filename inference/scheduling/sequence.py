@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+NO_SLOT = -1  # of an adapter
+
+
 class Status(enum.Enum):
     """Where a sequence stands."""
 
@@ -76,6 +79,30 @@ class InFlight:
     num_rows: int = 0
     num_tokens: int = 0
     num_drafts: int = 0
+
+
+class Adapter(Protocol):
+    """What changes the model for some sequences.
+
+    Attributes:
+        digest: names what it makes of a prompt.
+    """
+
+    @property
+    def digest(self) -> str: ...
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class AdapterUse:
+    """The adapter of a sequence.
+
+    Attributes:
+        weights: None: the model alone.
+        slot: of the device's, while the sequence runs.
+    """
+
+    weights: Adapter | None = None
+    slot: int = NO_SLOT
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -222,6 +249,7 @@ class Sequence:
     prefix: Prefix = dataclasses.field(default_factory=Prefix)
     results: Results = dataclasses.field(default_factory=Results)
     budget: Budget = dataclasses.field(default_factory=Budget)
+    adapter: AdapterUse = dataclasses.field(default_factory=AdapterUse)
     history: History = dataclasses.field(default_factory=History)
     max_length: int = dataclasses.field(init=False)
     max_positions: int = dataclasses.field(init=False)
@@ -397,12 +425,16 @@ def blame(sequence: Sequence, error: BaseException) -> SequenceFault:
     return SequenceFault(sequence, error)
 
 
-def cache_key(cache: CacheConfig, id: int, salt: str | None = None) -> Hashable | None:
-    """`Prefix.key` of a request: those of one salt share prefixes. Without a prefix cache a request
-    finds only its own pages again, on the host.
+def cache_key(
+    cache: CacheConfig, id: int, salt: str | None = None, adapter: Adapter | None = None
+) -> Hashable | None:
+    """`Prefix.key` of a request: those of one salt and adapter share prefixes. Without a prefix
+    cache a request finds only its own pages again, on the host.
     """
     if cache.prefix_cache:
-        return "shared" if salt is None else ("salted", salt)
+        if salt is None and adapter is None:
+            return "shared"
+        return "salted", salt, adapter and adapter.digest
     return id if cache.preemption != "recompute" else None
 
 

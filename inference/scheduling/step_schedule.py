@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 
 from configs.engine import EngineConfig
 from inference.kv_pages.prefix_cache import Transfer
-from inference.scheduling.sequence import FinishReason, Sequence
+from inference.scheduling.sequence import Adapter, FinishReason, Sequence
 from inference.scheduling.step_shapes import StepShape, choose
 
 
@@ -83,10 +83,13 @@ class ShardSchedule:
 
 @dataclasses.dataclass(frozen=True)
 class StepSchedule:
-    """One step: what each data shard does, in rectangles of one shape."""
+    """One step: adapters to load into slots, and what each data shard does, in rectangles of one
+    shape.
+    """
 
     shape: StepShape
     shards: tuple[ShardSchedule, ...]
+    adapter_loads: tuple[tuple[int, Adapter], ...] = ()
 
     @property
     def rows(self) -> list[tuple[int, ScheduledChunk]]:

@@ -1,0 +1,50 @@
+"""The adapters that an engine knows, by the names that requests give."""
+
+import re
+from pathlib import Path
+
+from configs.engine import Config
+from configs.errors import InputError, shown
+from inference.adapters import peft_directory
+from inference.runtime.adapter_weights import AdapterWeights
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+
+
+class AdapterTable:
+    """Adapters in host memory, as many as there is room for."""
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._adapters: dict[str, AdapterWeights] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._adapters)
+
+    def load(self, name: str, directory: Path) -> None:
+        """Adds the adapter of a directory; requests that run with another one of the name keep it.
+
+        Raises:
+            InputError: the name is not valid, or as `peft_directory.read`.
+        """
+        room = self._config.engine.adapters
+        if not room.slots:
+            raise InputError("an adapter needs an engine with engine.adapters.slots above 0")
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"an adapter is named by letters, digits and . _ - /, not {shown(name)}"
+            )
+        self._adapters[name] = peft_directory.read(directory, self._config.model, room.rank)
+
+    def unload(self, name: str) -> None:
+        """Forgets an adapter; requests that have it go on. Raises InputError if it is not there."""
+        self.find(name)
+        del self._adapters[name]
+
+    def find(self, name: str) -> AdapterWeights:
+        """The adapter of a name; raises InputError if there is none."""
+        if name not in self._adapters:
+            valid = ", ".join(self._adapters) or "none is loaded"
+            raise InputError(f"there is no adapter {shown(name)}; valid: {valid}")
+        return self._adapters[name]

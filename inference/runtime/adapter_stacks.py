@@ -1,0 +1,83 @@
+"""The adapters on the device: for each matrix that they may change two stacks of one slot each."""
+
+import functools
+from collections.abc import Callable
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.engine import Config
+from configs.kinds.params import ParamInfo
+from inference.runtime import adapter_weights
+from inference.runtime.adapter_weights import AdapterWeights
+from layers.kernels.linear import packed
+from layers.kernels.linear.packed import Packed
+
+Leaf = jax.Array | Packed
+Stacks = dict[str, tuple[Leaf, Leaf]]  # A [N, P R, D] and B [N, F, P R], of P modules, by path
+
+NAME = "adapters"  # among the parameters
+
+
+def abstract(config: Config) -> Stacks:
+    """Their shapes; {} where an engine has no slots."""
+    room, dtype = config.engine.adapters, config.model.dtype
+    packs = config.engine.kernels.linear == "ffi_cpu"
+
+    def leaf(shape: tuple[int, ...]) -> Leaf:
+        abstract = packed.abstract if packs else jax.ShapeDtypeStruct
+        return cast("Leaf", abstract(shape, dtype))
+
+    def both(info: ParamInfo) -> tuple[Leaf, Leaf]:
+        (num_rows, num_columns), num_slots = info.shape, room.slots
+        num_ranks = adapter_weights.num_modules(info) * room.rank
+        return leaf((num_slots, num_ranks, num_columns)), leaf((num_slots, num_rows, num_ranks))
+
+    if not room.slots:
+        return {}
+    return {path: both(info) for path, info in adapter_weights.adaptable(config.model).items()}
+
+
+class AdapterStacks:
+    """Makes the stacks of an engine, and writes adapters into slots."""
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._infos = adapter_weights.adaptable(config.model)
+        self._write: Callable[..., Stacks] | None = None
+
+    def empty(self) -> Stacks:
+        """Stacks of zeros."""
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract(self._config))
+
+    def prepare(self, stacks: Stacks) -> None:
+        """Compiles what `load` needs."""
+        if self._write is None:
+            factors = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacks)
+            slot = jax.ShapeDtypeStruct((), jnp.int32)
+            self._write = jax.jit(_written, donate_argnums=0).lower(stacks, factors, slot).compile()
+
+    def load(self, stacks: Stacks, slot: int, adapter: AdapterWeights) -> Stacks:
+        """Queues the copy of an adapter into a slot; `stacks` are donated."""
+        self.prepare(stacks)
+        assert self._write is not None
+        rank, dtype = (
+            self._config.engine.adapters.rank,
+            np.dtype(jnp.dtype(self._config.model.dtype)),
+        )
+        packs = self._config.engine.kernels.linear == "ffi_cpu"
+        place = packed.pack if packs else jnp.asarray
+        factors = {
+            path: tuple(map(place, adapter.filled(path, info, rank, dtype)))
+            for path, info in self._infos.items()
+        }
+        tree = jax.tree.structure(stacks)  # of stacks, whose shapes are others
+        factors = jax.tree.unflatten(tree, jax.tree.leaves(factors))
+        return self._write(stacks, factors, np.int32(slot))
+
+
+def _written(stacks: Stacks, factors: Stacks, slot: jax.Array) -> Stacks:
+    write = functools.partial(jax.lax.dynamic_update_index_in_dim, index=slot, axis=0)
+    return jax.tree.map(write, stacks, factors)

@@ -1,0 +1,80 @@
+"""A low-rank adapter in host memory (LoRA, Hu et al. 2021, arXiv 2106.09685), and the matrices that
+it may change.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from configs.kinds.params import ParamInfo
+from configs.model import ModelConfig
+from layers import params
+
+
+class Place(NamedTuple):
+    """Where a module [F, D] is in our parameters: rows of a matrix, whose nth module it is."""
+
+    path: str
+    first_row: int
+    shape: tuple[int, int]
+    nth: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first_row, self.first_row + self.shape[0])
+
+
+class Factors(NamedTuple):
+    """What is added to a module's weight: up @ down, the scale of the adapter in `up`."""
+
+    down_RD: np.ndarray
+    up_FR: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdapterWeights:
+    """An adapter.
+
+    Attributes:
+        name: of its directory, for messages.
+        digest: SHA-256 of its file: names what it makes of a prompt.
+        rank: the largest of its modules'.
+        factors: of each module that it changes.
+    """
+
+    name: str
+    digest: str
+    rank: int
+    factors: Mapping[Place, Factors]
+
+    def filled(
+        self, path: str, info: ParamInfo, rank: int, dtype: np.dtype
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Both factors of a whole matrix of P modules, [P R, D] and [F, P R]; zeros where nothing
+        is changed.
+        """
+        (num_rows, num_columns), num_ranks = info.shape, num_modules(info) * rank
+        down, up = np.zeros((num_ranks, num_columns), dtype), np.zeros((num_rows, num_ranks), dtype)
+        for place, factors in self.factors.items():
+            if place.path == path:
+                first = place.nth * rank
+                ranks = slice(first, first + len(factors.down_RD))
+                down[ranks], up[place.rows, ranks] = factors
+        return down, up
+
+
+def adaptable(config: ModelConfig) -> dict[str, ParamInfo]:
+    """Declarations of the matrices that adapters may change, by path."""
+    infos = params.flatten(config.parameters())
+    return {
+        path: info
+        for path, info in infos.items()
+        if path.startswith("layers/") and info.is_multiplied and len(info.shape) == 2
+    }
+
+
+def num_modules(info: ParamInfo) -> int:
+    """P, modules of which a matrix has the rows, one behind the other."""
+    return len(info.stacked) or 1

@@ -1,0 +1,163 @@
+"""Requests choose adapters: each gets what the model with its adapter merged would say."""
+
+import dataclasses
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from configs.errors import InputError
+from inference.adapters import peft_directory
+from inference.runtime import step
+from tests import fakes
+from tests.inference.adapters import peft_files
+
+pytestmark = pytest.mark.quick_code
+
+_SIZES = dict(max_seqs=4, decode_rows=(4,), page_tokens=8, chunk_tokens=16, prefill_chunks=(2,),
+              cache_bytes=1 << 20)  # fmt: skip
+_RANKS = {"small": 1, "middle": 5, "large": 8}
+
+
+def _greedy(n, adapter=None):
+    return dataclasses.replace(fakes.greedy(n), adapter=adapter)
+
+
+@pytest.fixture(params=["llama", "gemma"])
+def model(request):
+    return getattr(fakes, request.param)()
+
+
+def test_rows_with_other_adapters_and_none_get_what_merged_weights_give(tmp_path, model):
+    engine = fakes.engine(model, None, "one", False, slots=3, rank=8, **_SIZES)
+    plain = fakes.real_params(model)
+    weights = {None: plain}
+    for seed, (name, rank) in enumerate(_RANKS.items()):
+        directory = peft_files.write(tmp_path / name, model, rank, seed)
+        engine.load_adapter(name, directory)
+        loaded = peft_directory.read(directory, model, 8)
+        weights[name] = peft_files.merged(model, plain, loaded)
+    prompts = fakes.prompts([5, 40, 17, 3], model.vocab_size, seed=2)
+    found = engine.generate(prompts, [_greedy(12, name) for name in weights])
+    for (name, params), prompt, answer in zip(weights.items(), prompts, found, strict=True):
+        alone = fakes.engine(model, params, "one", False, **_SIZES)
+        expected = alone.generate([prompt], fakes.greedy(12))[0]
+        assert answer.token_ids == expected.token_ids, name
+        np.testing.assert_allclose(answer.logprobs, expected.logprobs, atol=1e-4)
+    texts = [tuple(answer.token_ids) for answer in engine.generate(
+        [prompts[0]] * 4, [_greedy(12, name) for name in weights])]  # fmt: skip
+    assert len(set(texts)) == 4
+
+
+def _loaded(directory, model, names, rank=8, engine=None, **settings):
+    """An engine with adapters of these names, each other than the last."""
+    if engine is None:
+        engine = fakes.engine(model, None, "one", False, rank=rank, **_SIZES, **settings)
+    for seed, name in enumerate(names):
+        where = peft_files.write(directory / name, model, 1 + seed % rank, seed)
+        engine.load_adapter(name, where)
+    return engine
+
+
+def test_no_bit_of_a_row_depends_on_the_adapters_of_others(tmp_path):
+    """Logits are compared by their sums, log-probabilities."""
+    names = [f"adapter-{n}" for n in range(8)]
+    engine = _loaded(tmp_path, fakes.llama(), names, slots=8)
+    prompts = fakes.prompts([5, 40, 17, 3, 26, 9, 12, 31], engine.config.model.vocab_size, seed=2)
+    params = [_greedy(8, name) for name in names]
+    together = engine.generate(prompts, params)
+    for prompt, one, expected in zip(prompts, params, together, strict=True):
+        engine.rebuild()
+        [alone] = engine.generate([prompt], [one])
+        assert (alone.token_ids, alone.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+def test_a_few_slots_serve_many_adapters_without_compiling_again(tmp_path, monkeypatch):
+    model, names = fakes.llama(), [f"adapter-{n}" for n in range(7)]
+    generator = np.random.default_rng(0)
+    chosen = [[None, *names][n] for n in generator.integers(0, 8, 40)]
+    prompts = fakes.prompts(generator.integers(3, 30, 40), model.vocab_size, seed=2)
+    params = [_greedy(5, name) for name in chosen]
+    expected = _loaded(tmp_path, model, names, slots=7).generate(prompts, params)
+    engine = _loaded(tmp_path, model, names, slots=2)
+    engine.warm_up()
+    monkeypatch.setattr(step, "step", chex.assert_max_traces(step.step, 0))
+    ids = [engine.add_request(*request) for request in zip(prompts, params, strict=True)]
+    sequences = [fakes.sequence_of(engine, id) for id in ids]
+    fakes.drain_disturbed(engine, preempt_every=7, restart_every=23)
+    assert [s.output_tokens for s in sequences] == [answer.token_ids for answer in expected]
+
+
+def test_prefixes_are_shared_by_requests_of_one_adapter_only(tmp_path):
+    engine = _loaded(tmp_path, fakes.llama(), ["one", "other"], slots=2)
+    [prompt] = fakes.prompts([40], engine.config.model.vocab_size)
+
+    def num_cached(name):
+        before = engine.scheduler.counters.num_cached_tokens
+        engine.generate([prompt], [_greedy(2, name)])
+        return engine.scheduler.counters.num_cached_tokens - before
+
+    assert [num_cached(name) for name in (None, "one", "other")] == [0, 0, 0]
+    assert min(num_cached(name) for name in (None, "one", "other")) >= 32
+    engine.load_adapter("twin", tmp_path / "one")
+    assert num_cached("twin") >= 32
+    engine.load_adapter("one", peft_files.write(tmp_path / "new", engine.config.model, 3, seed=9))
+    assert num_cached("one") == 0
+
+
+def test_samples_beams_and_forks_keep_their_adapter(tmp_path):
+    engine = _loaded(tmp_path, fakes.llama(), ["one"], slots=1, top_logprobs=4)
+    plain = fakes.real_params(engine.config.model)
+    loaded = peft_directory.read(tmp_path / "one", engine.config.model, 8)
+    values = peft_files.merged(engine.config.model, plain, loaded)
+    merged = fakes.engine(engine.config.model, values, "one", False, top_logprobs=4, **_SIZES)
+    [prompt] = fakes.prompts([21], engine.config.model.vocab_size, seed=4)
+
+    def answers(engine, **more):
+        kinds = (
+            _greedy(6, **more), dataclasses.replace(_greedy(6, **more), n=3),
+            dataclasses.replace(_greedy(6, **more), beam_width=3, n=3),
+        )  # fmt: skip
+        texts = [
+            [each.token_ids for each in (answer, *answer.others)]
+            for answer in engine.generate([prompt] * 3, kinds)
+        ]
+        id = engine.add_request(prompt, _greedy(9, **more))
+        for _ in range(4):
+            engine.step()
+        child = fakes.sequence_of(engine, engine.fork(id, _greedy(6, **more)))
+        fakes.drain(engine)
+        return texts, child.output_tokens
+
+    assert answers(engine, adapter="one") == answers(merged)
+
+
+def test_adapters_outlive_sleep_new_weights_and_their_own_name(tmp_path):
+    model = fakes.llama()
+    engine = _loaded(tmp_path, model, ["one"], slots=1)
+    [prompt] = fakes.prompts([21], model.vocab_size, seed=4)
+
+    def answer(engine):
+        return engine.generate([prompt], [_greedy(6, "one")])[0].token_ids
+
+    expected = answer(engine)
+    engine.sleep(keeps_pages=True)
+    engine.wake()
+    assert answer(engine) == expected
+    engine.sleep(keeps_weights=False)
+    engine.wake(fakes.real_params(model))
+    assert answer(engine) == expected
+    other = jax.tree.map(lambda leaf: leaf * 1.5, fakes.real_params(model))
+    engine.update_params(other)
+    assert answer(engine) != expected
+    engine.update_params(fakes.real_params(model))
+    id = engine.add_request(prompt, _greedy(6, "one"))
+    sequence = fakes.sequence_of(engine, id)
+    engine.step()
+    engine.unload_adapter("one")
+    engine.rebuild()
+    fakes.drain(engine)
+    assert sequence.output_tokens == expected
+    with pytest.raises(InputError, match="no adapter 'one'; valid: none is loaded"):
+        engine.generate([prompt], [_greedy(6, "one")])
