@@ -37,14 +37,15 @@ class PromptReader(Runs):
     input_processor: InputProcessor
     classifier: Classifier | None = None
 
-    def score(self, texts: Items[Prompt]) -> list[Score]:
+    def score(self, texts: Items[Prompt], adapter: str | None = None) -> list[Score]:
         """Log-probability of every token of each text, computed in blocks: never all logits at
-        once.
+        once; of the model with an adapter, where one is named.
 
         Raises:
             InputError: as `add_request`, or the model gave non-finite logits.
         """
-        with RequestBatch(self, texts, [SamplingParams(max_new_tokens=0)] * len(texts)) as batch:
+        params = SamplingParams(max_new_tokens=0, adapter=adapter)
+        with RequestBatch(self, texts, [params] * len(texts)) as batch:
             return [
                 Score(
                     list(s.tokens), s.results.prompt_logprobs,

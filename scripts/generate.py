@@ -22,7 +22,7 @@ from inference.request import SamplingParams
 from inference.text import prompts
 from inference.text.prompts import Prompt
 from scripts import common
-from scripts.flags import chat_flag, host_flags, output_flag, sampling_flags
+from scripts.flags import adapter_flag, chat_flag, host_flags, output_flag, sampling_flags
 from scripts.flags.requests import input_flags
 from scripts.reports import costs
 from scripts.reports.batch_progress import BatchProgress
@@ -42,7 +42,9 @@ _JSON_SCHEMA = flags.DEFINE_string(
     "json_schema", None, "File with a JSON schema that every answer follows."
 )
 _LOGPROBS = flags.DEFINE_integer("logprobs", None, "Report log-probabilities and K alternatives.")
-for _module in (common, chat_flag, host_flags, output_flag, input_flags, sampling_flags):
+for _module in (
+    common, adapter_flag, chat_flag, host_flags, output_flag, input_flags, sampling_flags,
+):  # fmt: skip
     flags.adopt_module_key_flags(_module)
 
 _MAX_SCHEMA_BYTES = 1 << 20
@@ -67,6 +69,7 @@ def main(_: Sequence[str]) -> None:
     )
     if _NAIVE.value:
         common.check_one_chip(config, "--naive")
+    config = adapter_flag.with_room(config)
     checkpoint = common.open_checkpoint(resolved)
     tokenizer = checkpoint.load_tokenizer()
     ids = [request.encode(tokenizer, config.max_context) for request in requests]
@@ -92,6 +95,7 @@ def main(_: Sequence[str]) -> None:
             num_seqs = sum(p.num_running for p in params)
             is_greedy = all(p.is_greedy for p in params)
             engine = common.load_engine(checkpoint, config, lengths, num_seqs, is_greedy)
+            adapter_flag.load(engine.input_processor.adapters)
             add = results.__setitem__ if saved is None else saved.add
             took = _run(
                 engine,
@@ -126,7 +130,7 @@ def _read_requests() -> list[Prompt]:
     """Every prompt, checked before any work; under --chat a prompt is a user's message."""
     if _OVERWRITE.value and _OUTPUT.value is None:
         raise InputError("--overwrite starts an --output over: give that as well")
-    params = sampling_flags.read()
+    params = dataclasses.replace(sampling_flags.read(), adapter=adapter_flag.name())
     if _JSON_SCHEMA.value is not None:
         params = dataclasses.replace(params, grammar=_read_schema(_JSON_SCHEMA.value))
     if _LOGPROBS.value is not None and not 0 <= _LOGPROBS.value <= 20:
@@ -138,13 +142,13 @@ def _read_requests() -> list[Prompt]:
     else:
         requests = prompts.from_file(_INPUT.value, params)
     if _NAIVE.value and (
-        _OUTPUT.value or _LOGPROBS.value or params.stop or params.needs_counts
+        _OUTPUT.value or _LOGPROBS.value or params.adapter or params.stop or params.needs_counts
         or params.num_running > 1 or params.prompt_budget is not None or params.grammar
         or any(request.params != params for request in requests)
     ):  # fmt: skip
         raise InputError(
-            "--naive takes no --output, --stop, penalties, alternatives (--logprobs=0), several "
-            "answers, --prompt_budget, --json_schema or sampling of a line"
+            "--naive takes no --output, --adapter, --stop, penalties, alternatives (--logprobs=0), "
+            "several answers, --prompt_budget, --json_schema or sampling of a line"
         )
     if _CHAT.value:
         requests = [prompts.as_message(request) for request in requests]
@@ -198,6 +202,7 @@ def _check(
     from inference.input_processor import InputProcessor
 
     processor, limit = InputProcessor(config, tokenizer, frozenset(eos_ids)), config.max_context
+    adapter_flag.load(processor.adapters)
     for request, prompt in zip(requests, ids, strict=True):
         if len(prompt) >= limit:
             raise InputError(

@@ -1,24 +1,55 @@
 """Where the modules that adapters may change lie in our parameters."""
 
+import dataclasses
 import itertools
+from collections.abc import Iterator
 
 from configs.model import ModelConfig
 from inference.checkpoints import names
+from inference.checkpoints.hf import split_tensors
+from inference.families.shared.parts import Part, Rows
 from inference.runtime import adapter_weights
 from inference.runtime.adapter_weights import Place
 
 _WEIGHT = ".weight"
+_ALL = slice(None)
 
 
-def places(config: ModelConfig) -> dict[str, Place]:
-    """The place of each module, by the name that transformers gives it."""
-    name_of, by_module = names.huggingface(config), dict[str, Place]()
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A linear module of transformers', [F, D], and the parts of our matrices that it is.
+
+    Attributes:
+        places: of each part, and which of the module's rows it has.
+    """
+
+    shape: tuple[int, int]
+    places: tuple[tuple[Place, Rows], ...]
+
+
+def modules_of(config: ModelConfig) -> dict[str, Module]:
+    """The modules that adapters may change, by the names that transformers gives them."""
+    modules: dict[str, Module] = {}
+    for tensor, shape, place, rows in _parts(config):
+        name = tensor.removesuffix(_WEIGHT)
+        before = modules[name].places if name in modules else ()
+        modules[name] = Module(shape, (*before, (place, rows)))
+    return modules
+
+
+def _parts(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int], Place, Rows]]:
+    """(tensor, shape of its module, place of some of its rows, which rows these are)."""
+    name_of, split = names.huggingface(config), dict(split_tensors.parts_of(config))
     for path, info in adapter_weights.adaptable(config).items():
-        tensors, counts = name_of(path).names, info.stacked or info.shape[:1]
-        if len(tensors) != len(counts) or not all(name.endswith(_WEIGHT) for name in tensors):
-            continue  # several matrices in one tensor, which no module is
+        tensors = name_of(path).names
+        counts = info.stacked if len(tensors) > 1 else info.shape[:1]
+        if len(tensors) != len(counts):
+            continue
         firsts = itertools.accumulate(counts, initial=0)
-        for nth, (tensor, count, first) in enumerate(zip(tensors, counts, firsts, strict=False)):
-            place = Place(path, first, (count, info.shape[1]), nth)
-            by_module[tensor.removesuffix(_WEIGHT)] = place
-    return by_module
+        for nth, (name, count, first) in enumerate(zip(tensors, counts, firsts, strict=False)):
+            shape = count, info.shape[1]
+            part = split.get(name, Part(name, shape, shape, _ALL))
+            is_matrix = len(part.stored) == 2 and part.columns is None and not part.transposed
+            if part.tensor.endswith(_WEIGHT) and is_matrix:
+                rows, columns = part.stored
+                yield part.tensor, (rows, columns), Place(path, first, shape, nth), part.rows

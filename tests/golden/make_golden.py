@@ -23,6 +23,7 @@ import numpy as np
 import real_models
 import real_weights
 import special_tokens
+import tiny_adapters
 import tiny_changed
 import tiny_checkpoints
 import tiny_classifiers
@@ -98,6 +99,7 @@ def _write(root: pathlib.Path, args: argparse.Namespace) -> None:
         tiny_changed.write(root)
         tiny_wholes.write(root)
         tiny_classifiers.write(root)
+        tiny_adapters.write(root, _HERE)
     if args.only != "tiny":
         models = {name: _load_real(name, args.work) for name in _REAL}
         for name, (model, tokenizer) in models.items():

@@ -20,9 +20,9 @@ def write(directory, model, rank=4, seed=0, modules=None, size=0.3, tensors=(), 
     and `settings` replace some of it.
     """
     generator, factors = np.random.default_rng(seed), {}
-    for name, place in adapter_modules.places(model).items():
+    for name, module in adapter_modules.modules_of(model).items():
         if modules is None or name.endswith(modules):
-            rows, columns = place.shape
+            rows, columns = module.shape
             draw = lambda *shape: generator.standard_normal(shape).astype(np.float32)  # noqa: E731
             factors[f"{_PREFIX}{name}.lora_A.weight"] = draw(rank, columns) * size
             factors[f"{_PREFIX}{name}.lora_B.weight"] = draw(rows, rank) * size
