@@ -39,6 +39,9 @@ class Rectangle:
     # i32[Y], tokens of earlier pages that the cache has no more, whole pages: what is behind them
     # lies so much earlier. None: there are none; a tree knows of none.
     num_dropped_Y: jax.Array | None = None
+    # i32[Y, W], where in its row a token's sequence begins, of rows that hold several, which do not
+    # see each other (`packed`). None: at the row's start.
+    start_YW: jax.Array | None = None
     is_chained: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
@@ -58,6 +61,8 @@ class Rectangle:
     @property
     def kv_position_YW(self) -> jax.Array:
         """i32[Y, W]: where in its sequence's cache each token lies."""
+        if self.start_YW is not None:
+            return self.position_YW + self.start_YW
         if self.num_dropped_Y is not None:
             return self.position_YW - self.num_dropped_Y[:, None]
         if self.ancestors_YW is None:
@@ -135,3 +140,16 @@ def contiguous(num_rows: int, num_tokens: int) -> Ragged:
     position_YW = jnp.broadcast_to(jnp.arange(num_tokens, dtype=jnp.int32), (num_rows, num_tokens))
     slot_Y = jnp.arange(num_rows, dtype=jnp.int32)
     return Ragged((Rectangle(slot_Y, position_YW, jnp.ones(position_YW.shape, bool), ()),))
+
+
+def packed(position_YW: jax.Array, valid_YW: jax.Array) -> Ragged:
+    """Rows without a cache that hold whole sequences one behind the other, each from position 0 on.
+    Several in a row only attention keeps apart: states and what is pooled take one.
+
+    Args:
+        position_YW: i32[Y, W], in the token's sequence; of padding as of sequences of its own.
+        valid_YW: bool[Y, W].
+    """
+    slot_Y = jnp.arange(len(position_YW), dtype=jnp.int32)
+    start_YW = jnp.arange(position_YW.shape[1], dtype=jnp.int32) - position_YW
+    return Ragged((Rectangle(slot_Y, position_YW, valid_YW, (), start_YW=start_YW),))

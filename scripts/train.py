@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from absl import flags
 
 from configs import overrides
@@ -21,23 +20,29 @@ from inference.checkpoints import new_directory
 from inference.files import cache_directory, staging, user_files
 from scripts import common
 from scripts.flags import output_flag, text_flag
-from scripts.modes import train_heads, training_steps
+from scripts.modes import train_answers, train_heads, training_steps
 
 if TYPE_CHECKING:
     from inference.checkpoints.checkpoint import Checkpoint
     from inference.checkpoints.resolve import Resolved
-    from inference.training.loop import Data
     from inference.training.start import Subject
 
 _TASK = flags.DEFINE_enum(
     "task",
     "lm",
-    [*small.RECIPES, *train_heads.TASKS],
+    [*small.RECIPES, *train_heads.TASKS, *train_answers.TASKS],
     "lm: the recipe's model from scratch, or --model trained on. mixture, based, s4, mamba2, "
     "hybrid: a small mixture of experts, linear attention beside windows, S4, Mamba-2, or Mamba-2 "
     "and attention from scratch, likewise. draft: a small model from scratch, with the tokenizer "
     "of --model, for which it is to draft. medusa, eagle: heads that draft for --model, by default "
-    "on what it writes itself.",
+    "on what it writes itself. sft, dpo: --model, on the answers of --data, or on those that are "
+    "chosen there over others.",
+)
+_DATA = flags.DEFINE_string(
+    "data",
+    None,
+    "JSONL file. sft: a conversation a line, with or without tools, or a prompt with a completion. "
+    "dpo: a prompt or a conversation, with a chosen and a rejected answer.",
 )
 _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
 for _module in (common, output_flag, text_flag):
@@ -50,6 +55,10 @@ _PICTURE = "loss.png"
 
 def main(_: Sequence[str]) -> None:
     common.check_unread("train", UNREAD)
+    is_of_answers = _TASK.value in train_answers.TASKS
+    if (_TEXT if is_of_answers else _DATA).value is not None:
+        flag, other = ("text", "data") if is_of_answers else ("data", "text")
+        raise InputError(f"--task={_TASK.value} does not read --{flag}: give --{other}=FILE")
     resolved = _resolved()
     name = _OUTPUT.value or cache_directory.trained(_name(resolved))
     is_there = not _OUTPUT.value and Path(name).is_dir()
@@ -59,6 +68,8 @@ def main(_: Sequence[str]) -> None:
     checkpoint = None if resolved is None else common.open_checkpoint(resolved)
     if checkpoint is not None and _TASK.value in train_heads.TASKS:
         subject = train_heads.subject(_TASK.value, checkpoint, _TEXT.value)
+    elif checkpoint is not None and _TASK.value in train_answers.TASKS:
+        subject = train_answers.subject(_TASK.value, checkpoint, _DATA.value)
     else:
         subject = _language_model(resolved, checkpoint)
     from inference.training import export
@@ -66,33 +77,19 @@ def main(_: Sequence[str]) -> None:
 
     recipe = subject.recipe
     training = recipe.training
-    data, num_windows = _data(subject)
     folder = StepFolder(output.with_name(output.name + _CHECKPOINTS), _record(subject))
-    size = f"{len(subject.tokens)} tokens of text, {num_windows} windows"
     if is_there:
-        common.say(f"{output} is there already, trained like this on {size}")
+        common.say(f"{output} is there already, trained like this on {subject.size}")
         return
-    common.say(f"{recipe.model.name}, {size}, {training.steps} steps of {training.batch}")
-    values, losses, seconds = training_steps.run(
-        training, subject.loss, subject.start, data, folder
-    )
+    common.say(f"{recipe.model.name}, {subject.size}, {training.steps} steps of {training.batch}")
+    run = training_steps.run(training, subject.loss, subject.start, subject.data, folder)
+    measured = subject.measure(run.values, run.frozen)
     with common.bars() as progress:
         vocabulary = subject.vocabulary
-        export.write(values, recipe.model, vocabulary.eos_ids, vocabulary.files, output, progress)
-    _report(recipe, new_directory.published(output), folder.path, losses, seconds)
-
-
-def _data(subject: "Subject") -> "tuple[Data, int]":
-    """Batches by step, and the number of windows of the text."""
-    from inference.training.gap_windows import GapWindows
-    from inference.training.windows import Windows
-
-    training = subject.recipe.training
-    windows = Windows(subject.tokens, training.window, training.batch, training.seed)
-    if not training.fim_rate:
-        return windows, windows.count
-    tokenizer = subject.vocabulary.tokenizer
-    return GapWindows(windows, tokenizer, training.fim_rate, training.seed), windows.count
+        export.write(
+            run.values, recipe.model, vocabulary.eos_ids, vocabulary.files, output, progress
+        )
+    _report(subject, new_directory.published(output), folder.path, run, measured)
 
 
 def _language_model(resolved: "Resolved | None", checkpoint: "Checkpoint | None") -> "Subject":
@@ -100,7 +97,7 @@ def _language_model(resolved: "Resolved | None", checkpoint: "Checkpoint | None"
     from sharding import mesh as meshes  # brings JAX
 
     meshes.provide(recipe.mesh, recipe.mesh.num_chips)
-    from inference.training import losses, start, texts, token_file
+    from inference.training import gap_windows, losses, start, texts, token_file
 
     documents = texts.of_file(_TEXT.value) if _TEXT.value else texts.standard_library()
     fills_gaps = recipe.training.fim_rate > 0
@@ -109,16 +106,27 @@ def _language_model(resolved: "Resolved | None", checkpoint: "Checkpoint | None"
         tokens, digest = token_file.of_texts(documents, vocabulary, progress)
     if _TASK.value == "draft":
         checkpoint = None
+    training = recipe.training
+    data, size = gap_windows.of_text(tokens, training, vocabulary.tokenizer)
     return start.Subject(
-        recipe, vocabulary, tokens, digest, checkpoint, losses.next_token(recipe.model),
+        recipe, vocabulary, data, size, digest, training.batch * training.window, checkpoint,
+        losses.next_token(recipe.model),
         lambda progress: (start.masters(recipe, checkpoint, progress), None),
     )  # fmt: skip
 
 
-def _report(recipe: Recipe, output: str, folder: Path, losses: np.ndarray, step_s: float) -> None:
+def _report(
+    subject: "Subject",
+    output: str,
+    folder: Path,
+    run: training_steps.Trained,
+    measured: dict[str, float],
+) -> None:
     """Prints what came of it, and draws the losses where matplotlib is installed."""
-    training = recipe.training
-    per_step = training.batch * training.window
+    recipe, per_step, losses = subject.recipe, subject.step_tokens, run.losses
+    unit = "" if isinstance(recipe.model, Heads) else " nats a token"
+    if _TASK.value == "dpo":
+        unit = " nats a pair"
     picture = folder / _PICTURE
     if importlib.util.find_spec("matplotlib") is None:
         common.say("no picture of the losses: pip install '.[plots]'")
@@ -126,7 +134,7 @@ def _report(recipe: Recipe, output: str, folder: Path, losses: np.ndarray, step_
         from scripts.reports.plots import loss_plot
 
         title = f"{recipe.model.name}, {len(losses)} steps of {per_step} tokens"
-        user_files.write({picture: loss_plot.curve(losses, per_step, title)})
+        user_files.write({picture: loss_plot.curve(losses, per_step, title, unit.strip())})
         common.say(f"wrote {staging.name(picture)}")
     result = {
         "output": output,
@@ -135,16 +143,17 @@ def _report(recipe: Recipe, output: str, folder: Path, losses: np.ndarray, step_
         "tokens": len(losses) * per_step,
         "first_loss": float(losses[0]),
         "loss": training_steps.last(losses),
-        "step_s": step_s,
+        "step_s": run.step_s,
+        **measured,
     }
     if common.JSON.value:
         common.print_json(result, recipe)
         return
-    rate = f", {per_step / step_s:.0f} tokens/s" if step_s else ""
-    unit = "" if isinstance(recipe.model, Heads) else " nats a token"
+    rate = f", {per_step / run.step_s:.0f} tokens/s" if run.step_s else ""
+    figures = "".join(f", {name} {value:.4g}" for name, value in measured.items())
     print(
         f"{output}: loss {result['first_loss']:.4f} -> {result['loss']:.4f}{unit} in "
-        f"{len(losses)} steps, {result['tokens']} tokens{rate}"
+        f"{len(losses)} steps, {result['tokens']} tokens{rate}{figures}"
     )
 
 
@@ -154,6 +163,8 @@ def _resolved() -> "Resolved | None":
 
     if flags.FLAGS["model"].present:
         return resolve.resolve(common.model_name())
+    if _TASK.value in train_answers.TASKS:
+        raise InputError(f"--task={_TASK.value} needs --model, whose answers it trains")
     if _TASK.value in small.RECIPES and _TASK.value != "draft":
         return None
     target = cache_directory.trained(small.RECIPES["lm"].model.name)
@@ -163,7 +174,7 @@ def _resolved() -> "Resolved | None":
 
 
 def _name(resolved: "Resolved | None") -> str:
-    if resolved is not None and _TASK.value in train_heads.TASKS:
+    if resolved is not None and _TASK.value not in small.RECIPES:
         return f"{resolved.config.name}-{_TASK.value}"
     return str(_recipe(resolved).model.name)
 
@@ -190,6 +201,8 @@ def _record(subject: "Subject") -> dict[str, object]:
     del training["checkpoint_every"]
     if not training["fim_rate"]:  # as before there were gaps: such runs go on
         del training["fim_rate"]
+    if _TASK.value != "dpo":
+        del training["dpo_beta"]
     start = None if subject.starts_from is None else provenance.weights_digest(subject.starts_from)
     return {
         "task": _TASK.value,

@@ -30,6 +30,8 @@ class TrainingConfig:
         checkpoint_every: steps between checkpoints; there is one at the end, too.
         seed: of the parameters and of the order of the windows.
         fim_rate: share of the windows that have a gap, which the model learns to fill.
+        dpo_beta: what direct preference optimization multiplies log-probabilities with: the higher,
+            the closer the model stays to its start.
     """
 
     steps: int
@@ -46,6 +48,7 @@ class TrainingConfig:
     checkpoint_every: int = 100
     seed: int = 0
     fim_rate: float = 0.0
+    dpo_beta: float = 0.1
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "window", "accumulate", "checkpoint_every"):
@@ -61,7 +64,7 @@ class TrainingConfig:
             raise InputError(
                 f"training.warmup_steps={self.warmup_steps} is below training.steps={self.steps}"
             )
-        check_positive(self, "training.", "learning_rate", "clip_norm")
+        check_positive(self, "training.", "learning_rate", "clip_norm", "dpo_beta")
         for name in ("last_learning_rate", "weight_decay", "beta1", "beta2", "fim_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"training.{name} is from 0 to 1, not {getattr(self, name)}")

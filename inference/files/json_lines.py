@@ -17,6 +17,9 @@ def read(
     optional: Collection[str],
     description: str,
     former: Mapping[str, str] | None = None,
+    *,
+    max_bytes: int = _MAX_BYTES,
+    max_line_chars: int = _MAX_BYTES,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the number and the object of each line, blank lines aside.
 
@@ -25,16 +28,20 @@ def read(
         optional: keys that it may have beside that one.
         description: what a line is, for errors.
         former: names that keys had in earlier versions, with those that they have now.
+        max_bytes, max_line_chars: of the file, and of a line.
 
     Raises:
-        InputError: the file cannot be read or has no object, or a line is not one; names the line.
+        InputError: the file or a line is too long, the file cannot be read or has no object, or a
+            line is not one; names the line.
     """
     valid, is_empty = [*one_of, *optional], True
-    lines = user_files.read_text(name, _MAX_BYTES).split("\n")  # not at U+2028, as splitlines
+    lines = user_files.read_text(name, max_bytes).split("\n")  # not at U+2028, as splitlines
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{name} line {number}"
+        if len(line) > max_line_chars:
+            raise InputError(f"{where} has more than {max_line_chars} characters")
         try:
             fields = json.loads(line, object_pairs_hook=unique_keys)
         except json.JSONDecodeError as error:

@@ -5,6 +5,7 @@
 import numpy as np
 
 from configs.errors import InputError
+from configs.recipes.training import TrainingConfig
 from inference.text.infill import MISSING, Gap
 from inference.text.tokenizer import Tokenizer
 from inference.training.windows import Windows
@@ -59,3 +60,16 @@ class GapWindows:
         ends = np.flatnonzero(np.isin(tokens_W, self._end))
         starts, stops = [0, *(ends + 1)], [*ends, len(tokens_W)]
         return max(zip(starts, stops, strict=True), key=lambda bounds: bounds[1] - bounds[0])
+
+
+def of_text(
+    tokens: np.ndarray, training: TrainingConfig, tokenizer: Tokenizer
+) -> tuple[Windows | GapWindows, str]:
+    """Windows of text, with gaps if the configuration says so, and what they are made of; raises
+    InputError as they do.
+    """
+    windows = Windows(tokens, training.window, training.batch, training.seed)
+    size = f"{len(tokens)} tokens of text, {windows.count} windows"
+    if not training.fim_rate:
+        return windows, size
+    return GapWindows(windows, tokenizer, training.fim_rate, training.seed), size

@@ -80,7 +80,7 @@ def train(
         state = folder.restore(state)
     done = saved = int(state.step)
     losses = np.array(state.losses)
-    put = functools.partial(_put, data, config, _sharding(params, None, *meshes.EACH_GROUP))
+    put = functools.partial(_put, data, config, sharding_of(params, None, *meshes.EACH_GROUP))
     batch = put(done)
     if done:
         observe(losses[:done])
@@ -154,7 +154,7 @@ def _transform(config: TrainingConfig) -> optax.GradientTransformation:
 
 def init(params: Params, config: TrainingConfig) -> TrainState:
     """The state before the first step; moments lie as their parameters do."""
-    transform, sharding = _transform(config), _sharding(params)
+    transform, sharding = _transform(config), sharding_of(params)
     shapes = jax.eval_shape(transform.init, params)
     shardings = optax.tree_map_params(
         transform,
@@ -168,7 +168,7 @@ def init(params: Params, config: TrainingConfig) -> TrainState:
     return TrainState(params, moments, step, losses)
 
 
-def _sharding(params: Params, *axes: object) -> NamedSharding | SingleDeviceSharding:
+def sharding_of(params: Params, *axes: object) -> NamedSharding | SingleDeviceSharding:
     """The device of parameters, or their mesh with an array divided over these axes."""
     sharding = jax.tree.leaves(params)[0].sharding
     if isinstance(sharding, NamedSharding):

@@ -21,6 +21,9 @@ from layers.params import Params
 from layers.ragged import Ragged
 from layers.registry import RoutedTokens
 
+# (what is trained, frozen) -> the parameters that the decoder computes with.
+Model = Callable[[Params, object], Params]
+
 _BLOCK_ROWS = 2048  # whose logits are held at a time, 32 MiB of a vocabulary of 4,096
 _PASSES = 3  # of an EAGLE head
 _DECAY = 0.8  # of the weight of each later draft
@@ -35,24 +38,43 @@ def next_token(config: ModelConfig) -> Loss:
     Parameters are float32 masters; the decoder that serves computes with them in their declared
     formats. A batch is {"tokens": i32[Y, W + 1]}.
     """
-    infos = decoder.param_infos(config)
+    model = whole(config)
 
     def loss(masters: Params, frozen: None, batch: dict[str, jax.Array]) -> jax.Array:
-        values = jax.tree.map(
-            lambda info, x: x.astype(info.format), infos, masters, is_leaf=params.is_info
-        )
+        values = model(masters, frozen)
         inputs_YW, targets_YW = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
         rows = ragged.contiguous(*inputs_YW.shape)
-        tokens_T = inputs_YW.reshape(-1)
-        x_TD = decoder.embedded(values, config, tokens_T, rows)
-        output = decoder.layers(values, config, x_TD, rows, tokens_T=tokens_T)
-        hidden_YWD = output.hidden_TD.reshape(*inputs_YW.shape, -1)
-        lost = cross_entropy(
-            functools.partial(decoder.logits, values, config), hidden_YWD, targets_YW
-        )
-        return lost if output.routed is None else lost + _BALANCE * unevenness(output.routed)
+        hidden_YWD, unbalanced = hidden_states(values, config, inputs_YW, rows)
+        logits = functools.partial(decoder.logits, values, config)
+        return cross_entropy(logits, hidden_YWD, targets_YW) + unbalanced
 
     return loss
+
+
+def whole(config: ModelConfig) -> Model:
+    """All of a model is trained: of its float32 masters, parameters in their declared formats."""
+    infos = decoder.param_infos(config)
+
+    def stored(masters: Params, frozen: object) -> Params:
+        values: Params = jax.tree.map(
+            lambda info, x: x.astype(info.format), infos, masters, is_leaf=params.is_info
+        )
+        return values
+
+    return stored
+
+
+def hidden_states(
+    values: Params, config: ModelConfig, inputs_YW: jax.Array, rows: Ragged
+) -> tuple[jax.Array, jax.Array | float]:
+    """Last hidden states of rows without a cache, float32 [Y, W, D]; and of mixtures what their
+    uneven routing costs, of others 0.
+    """
+    tokens_T = inputs_YW.reshape(-1)
+    x_TD = decoder.embedded(values, config, tokens_T, rows)
+    output = decoder.layers(values, config, x_TD, rows, tokens_T=tokens_T)
+    unbalanced = 0.0 if output.routed is None else _BALANCE * unevenness(output.routed)
+    return output.hidden_TD.reshape(*inputs_YW.shape, -1), unbalanced
 
 
 def distilled(config: ModelConfig, student: Callable[[Params], Params]) -> Loss:
@@ -188,17 +210,26 @@ def cross_entropy(
     logits: Callable[[jax.Array], jax.Array], hidden_YWD: jax.Array, targets_YW: jax.Array
 ) -> jax.Array:
     """Mean negative log-probability of the targets, float32."""
+    return _mean(functools.partial(negative_logprobs, logits), hidden_YWD, targets_YW)
 
-    def lose(hidden_QD: jax.Array, target_Q: jax.Array) -> jax.Array:
-        logits_QV = logits(hidden_QD)
-        of_target_Q = jnp.take_along_axis(logits_QV, target_Q[:, None], axis=1)
-        return jax.nn.logsumexp(logits_QV, axis=1) - of_target_Q[:, 0]
 
-    return _mean(lose, hidden_YWD, targets_YW)
+def negative_logprobs(
+    logits: Callable[[jax.Array], jax.Array], hidden_QD: jax.Array, target_Q: jax.Array
+) -> jax.Array:
+    """Of each target, float32 [Q]."""
+    logits_QV = logits(hidden_QD)
+    of_target_Q = jnp.take_along_axis(logits_QV, target_Q[:, None], axis=1)
+    return jax.nn.logsumexp(logits_QV, axis=1) - of_target_Q[:, 0]
 
 
 def _mean(lose: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
-    """Mean over all positions of arrays [Y, W, ...].
+    """Mean over all positions of arrays [Y, W, ...], as `row_sums`."""
+    Y, W = arrays[0].shape[:2]
+    return row_sums(lose, *arrays).sum() / (Y * W)
+
+
+def row_sums(lose: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    """Sums over each row's positions of arrays [Y, W, ...], float32 [Y].
 
     What is lost is computed for a block of each window's positions at a time, and again on the way
     back, so that no more than `_BLOCK_ROWS` rows of logits (or one position of each window) are
@@ -209,9 +240,10 @@ def _mean(lose: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
     block = next(size for size in range(min(largest, W), 0, -1) if W % size == 0)
 
     @jax.checkpoint
-    def add(total: jax.Array, part: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        return total + lose(*(x.reshape(-1, *x.shape[2:]) for x in part)).sum(), None
+    def add(total_Y: jax.Array, part: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        lost_Q = lose(*(x.reshape(-1, *x.shape[2:]) for x in part))
+        return total_Y + lost_Q.reshape(Y, block).sum(1), None
 
     blocks = tuple(x.reshape(Y, W // block, block, *x.shape[2:]).swapaxes(0, 1) for x in arrays)
-    total, _ = jax.lax.scan(add, jnp.float32(0), blocks)
-    return total / (Y * W)
+    total_Y, _ = jax.lax.scan(add, jnp.zeros(Y, jnp.float32), blocks)
+    return total_Y

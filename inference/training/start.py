@@ -26,7 +26,7 @@ from sharding import mesh as meshes
 from sharding import rules
 
 if TYPE_CHECKING:
-    from inference.training.loop import Loss  # brings optax
+    from inference.training.loop import Data, Loss  # brings optax
 
 _STEPS = 1e-3, 1e-1  # the least and the largest step, of Mamba and what goes by its parametrization
 _MOST_RATE = 16  # of the decay of a head; the least is 1
@@ -56,20 +56,26 @@ class Subject:
     """What is trained, whatever the task: a recipe with all that it needs.
 
     Attributes:
-        tokens: ids that it is trained on, one text behind the other.
-        text: a digest that names them.
+        data: batches by step.
+        size: of what they are made of, for people.
+        text: a digest that names it.
+        step_tokens: inputs of an update.
         starts_from: the checkpoint that training goes on from, if any.
         loss: what is made small.
         start: (progress) -> parameters, and what the loss needs beside them.
+        measure: (parameters, that) -> figures of what came of it, by name.
     """
 
     recipe: Recipe
     vocabulary: Vocabulary
-    tokens: np.ndarray
+    data: "Data"
+    size: str
     text: str
+    step_tokens: int
     starts_from: Checkpoint | None
     loss: "Loss"
     start: Callable[[Progress | None], tuple[Params, Params | None]]
+    measure: Callable[[Params, Params | None], dict[str, float]] = lambda values, frozen: {}
 
 
 def vocabulary(

@@ -53,10 +53,11 @@ def trained(
         return (start.masters(recipe, checkpoint, progress), start.masters(recipe, checkpoint))
 
     loss = losses.distilled(model, straight_through.student(model, formats))
-    values, divergence, _ = training_steps.run(training, loss, begin, data, folder)
+    run = training_steps.run(training, loss, begin, data, folder)
+    divergence = run.losses
     common.say(
         f"divergence {divergence[0]:.4f} -> {training_steps.last(divergence):.4f} nats a token"
     )
     before = checkpoint.contents()
-    source = export.tensors(values, checkpoint.config.name)
+    source = export.tensors(run.values, checkpoint.config.name)
     return Contents(source, names.identity, before.read_files, before.raw_config), record, path

@@ -29,7 +29,7 @@ _LEAST_WINDOW = 16  # tokens behind the opening
 def subject(task: str, checkpoint: "Checkpoint", text: str | None) -> "Subject":
     """Heads for a target's checkpoint, trained on a file, or (`text` is None) on its own output."""
     from inference.checkpoints import provenance
-    from inference.training import losses, own_samples, start, texts, token_file
+    from inference.training import gap_windows, losses, own_samples, start, texts, token_file
     from inference.training.loop import Loss
     from layers.params import Params
 
@@ -74,7 +74,11 @@ def subject(task: str, checkpoint: "Checkpoint", text: str | None) -> "Subject":
         rows = np.array(head_config.proposed_ids or range(target.vocab_size))
         return values | {"head": {"table": table[rows]}}, frozen
 
-    return start.Subject(recipe, vocabulary, tokens, name, None, loss(target, head_config), begin)
+    data, size = gap_windows.of_text(tokens, recipe.training, vocabulary.tokenizer)
+    return start.Subject(
+        recipe, vocabulary, data, size, name, recipe.training.batch * window, None,
+        loss(target, head_config), begin,
+    )  # fmt: skip
 
 
 def _recipe(recipe: Recipe, target: ModelConfig) -> Recipe:

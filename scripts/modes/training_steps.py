@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,12 +21,22 @@ if TYPE_CHECKING:
 _LAST_PART = 20  # the loss that is reported is the mean of the last 1/20 of the steps
 
 
+class Trained(NamedTuple):
+    """Parameters, what the loss had beside them, the loss of each step, and the median seconds of
+    steps that were computed now.
+    """
+
+    values: "Params"
+    frozen: "Params | None"
+    losses: np.ndarray
+    step_s: float
+
+
 def run(
     training: TrainingConfig, loss: "Loss", start: "Start", data: "Data", folder: "StepFolder"
-) -> "tuple[Params, np.ndarray, float]":
-    """Returns parameters, the loss of each step, and the median seconds of those computed now.
-    `loss` and `start` are a `Subject`'s, `data` are batches by step. Raises InputError as
-    `loop.train`, or if the run was interrupted.
+) -> Trained:
+    """Trains: `loss` and `start` are a `Subject`'s, `data` are batches by step. Raises InputError
+    as `loop.train`, or if the run was interrupted.
     """
     from inference.runtime import compilation_cache
     from inference.training import loop
@@ -57,7 +67,7 @@ def run(
             f"interrupted after step {len(losses)} of {training.steps}: the same command goes on "
             f"from {folder.newest()}"
         )
-    return values, losses, float(np.median(np.diff(times)))
+    return Trained(values, frozen, losses, float(np.median(np.diff(times))))
 
 
 def last(losses: np.ndarray) -> float:

@@ -113,20 +113,12 @@ class Worker:
         return None
 
     def _encode_chat(self, job: EncodeChat) -> list[int]:
-        """Tries both forms of a call's arguments: templates read either objects or texts."""
-        tokenizer = self._tokenizer
-        template = tokenizer.template_for(job.tools)
+        template = self._tokenizer.template_for(job.tools)
         messages, tools = prompting.prepare(job.messages, job.tools, template)
-        as_texts = prompting.with_texts(messages)
-        how = (job.add_generation_prompt, tools, job.documents, job.variables, job.continues)
-        try:
-            return tokenizer.apply_chat_template(messages, *how)
-        except InputError:
-            if as_texts == messages:
-                raise
-            with contextlib.suppress(InputError):
-                return tokenizer.apply_chat_template(as_texts, *how)
-            raise
+        return prompting.encode(
+            self._tokenizer, messages, tools, add_generation_prompt=job.add_generation_prompt,
+            documents=job.documents, variables=job.variables, continues=job.continues,
+        )  # fmt: skip
 
     @functools.cached_property
     def _grammars(self) -> Grammars:

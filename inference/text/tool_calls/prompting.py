@@ -1,10 +1,13 @@
 """Tools, and calls of earlier messages, as chat templates read them."""
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from inference.text.chat_template import THOUGHT_FIELDS
+from configs.errors import InputError
+from inference.text.chat_template import THOUGHT_FIELDS, Message
+from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls import call_ids, formats
 
 _SYSTEM = """You can call functions:
@@ -86,6 +89,26 @@ def _described(tool: dict[str, Any]) -> dict[str, object]:
 def with_texts(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
     """The same messages with arguments as JSON again, which some templates want."""
     return [_with_arguments(message, _dumps) for message in messages]
+
+
+def encode(
+    tokenizer: Tokenizer,
+    messages: Sequence[dict[str, object]],
+    tools: Sequence[Message] | None,
+    **options: Any,
+) -> list[int]:
+    """Returns token ids of prepared messages and tools, as `Tokenizer.apply_chat_template`, which
+    gets the options. Tries both forms of a call's arguments: templates read objects or texts.
+    """
+    as_texts = with_texts(messages)
+    try:
+        return tokenizer.apply_chat_template(messages, tools=tools, **options)
+    except InputError:
+        if as_texts == messages:
+            raise
+        with contextlib.suppress(InputError):
+            return tokenizer.apply_chat_template(as_texts, tools=tools, **options)
+        raise
 
 
 def _with_arguments(message: dict[str, Any], convert: Any) -> dict[str, Any]:

@@ -38,6 +38,10 @@ def mask_bounds(
         first_YW = jnp.maximum(oldest_YW, 0)
     if first_tokens:
         head_YW = jnp.full_like(position_YW, first_tokens)
+    if rectangle.start_YW is not None:
+        first_YW, head_YW = (
+            None if x_YW is None else rectangle.start_YW + x_YW for x_YW in (first_YW, head_YW)
+        )
     newest_YW = jnp.where(rectangle.valid_YW, rectangle.kv_position_YW, 0)
     newest_Y1 = jnp.max(newest_YW, axis=1, keepdims=True)
     if ancestors_YW is not None:

@@ -43,7 +43,10 @@ def attend_dense(
     """Attention of rows among themselves, without a cache: float32 [Y, W, N, value width].
     Differentiable. `chosen_YWS` says which of a row's tokens a query reads of those that it sees.
     """
-    mask_YWS = _mask(rectangle.kv_position_YW[:, None, :], bounds(rectangle, options))
+    kv_position_YS = rectangle.kv_position_YW
+    mask_YWS = _mask(kv_position_YS[:, None, :], bounds(rectangle, options))
+    if rectangle.start_YW is not None:
+        mask_YWS &= kv_position_YS[:, None, :] >= rectangle.start_YW[:, :, None]
     if chosen_YWS is not None:
         mask_YWS &= chosen_YWS
     return attend_masked(q_YWNH, k_YWKH, v_YWKH, mask_YWS, options)

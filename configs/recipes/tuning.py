@@ -1,0 +1,19 @@
+"""Answers that a model learns.
+
+python -m scripts.train --task=sft --model=smollm2-135m --data=conversations.jsonl
+python -m scripts.train --task=dpo --model=smollm2-135m --data=preferences.jsonl
+"""
+
+from configs.recipes.training import TrainingConfig
+
+# By task.
+TRAINING = {
+    "sft": TrainingConfig(
+        steps=200, batch=8, window=1024, accumulate=8, learning_rate=2e-5, warmup_steps=10,
+        weight_decay=0.0, beta2=0.999, checkpoint_every=50,
+    ),
+    "dpo": TrainingConfig(
+        steps=200, batch=8, window=1024, accumulate=8, learning_rate=1e-6, warmup_steps=20,
+        weight_decay=0.0, beta2=0.999, checkpoint_every=50,
+    ),
+}  # fmt: skip

@@ -1,0 +1,101 @@
+"""Losses of answers alone, whose batches are those of `packing.filled`."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.model import ModelConfig
+from inference.training import loop, losses
+from inference.training.loop import Loss
+from layers import decoder, ragged
+from layers.params import Params
+from sharding import mesh as meshes
+
+# (what is trained, frozen, batch) -> of each pair its reward margin, float32 [Y].
+Margins = Callable[[Params, Params, dict[str, jax.Array]], jax.Array]
+
+
+def answers(config: ModelConfig) -> Loss:
+    """The mean cross-entropy, in nats, of each token of an answer given what is before it in its
+    sequence; of mixtures with what `losses.next_token` adds.
+    """
+    model = losses.whole(config)
+
+    def loss(masters: Params, frozen: None, batch: dict[str, jax.Array]) -> jax.Array:
+        lost_Y, unbalanced = _lost(model(masters, frozen), config, batch, batch["weight"])
+        return lost_Y.sum() / batch["weight"].size + unbalanced
+
+    return loss
+
+
+def preference(margins: Margins) -> Loss:
+    """Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290): the mean over pairs
+    of the negative log-probability, in nats, that the chosen answer wins by its reward margin.
+    """
+
+    def loss(masters: Params, reference: Params, batch: dict[str, jax.Array]) -> jax.Array:
+        return jax.nn.softplus(-margins(masters, reference, batch)).mean()
+
+    return loss
+
+
+def reward_margins(config: ModelConfig, beta: float) -> Margins:
+    """Of pairs, how much more `beta` times the log-probability of the chosen answer has grown over
+    the reference's than that of the rejected one: float32 [Y]. The reference is parameters in the
+    model's declared formats.
+    """
+    model = losses.whole(config)
+
+    def margins(masters: Params, reference: Params, batch: dict[str, jax.Array]) -> jax.Array:
+        is_answer = (batch["weight"] > 0).astype(jnp.float32)
+        policy_Y, _ = _lost(model(masters, None), config, batch, is_answer)
+        reference_Y, _ = _lost(reference, config, batch, is_answer)
+        growth_Y2 = (jax.lax.stop_gradient(reference_Y) - policy_Y).reshape(-1, 2)
+        return beta * (growth_Y2[:, 0] - growth_Y2[:, 1])
+
+    return margins
+
+
+def rewards(
+    margins: Margins,
+    values: Params,
+    reference: Params | None,
+    batches: Iterable[Mapping[str, np.ndarray]],
+) -> dict[str, float]:
+    """The mean reward margin of pairs, and the share of those whose chosen answer has the higher
+    reward; the parameters may lie on a mesh.
+    """
+    place, jitted = loop.sharding_of(values, *meshes.EACH_GROUP), jax.jit(margins)
+    rows = [
+        np.asarray(jitted(values, reference, jax.device_put(batch, place))) for batch in batches
+    ]
+    every = np.concatenate(rows)
+    return {
+        "pairs": len(every),
+        "reward_margin": float(every.mean()),
+        "reward_accuracy": float((every > 0).mean()),
+    }
+
+
+def _lost(
+    values: Params, config: ModelConfig, batch: dict[str, jax.Array], weight: jax.Array
+) -> tuple[jax.Array, jax.Array | float]:
+    """Weighted sums of negative log-probabilities of a batch's targets, of each row of each window,
+    float32; and the rest of `losses.hidden_states`.
+    """
+
+    def flat(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, x.shape[-1])
+
+    rows = ragged.packed(flat(batch["position"]), flat(batch["is_valid"]))
+    hidden_YWD, unbalanced = losses.hidden_states(values, config, flat(batch["tokens"]), rows)
+    logits = partial(decoder.logits, values, config)
+
+    def lose(hidden_QD: jax.Array, target_Q: jax.Array, weight_Q: jax.Array) -> jax.Array:
+        return weight_Q * losses.negative_logprobs(logits, hidden_QD, target_Q)
+
+    lost_Y = losses.row_sums(lose, hidden_YWD, flat(batch["targets"]), flat(weight))
+    return lost_Y, unbalanced

@@ -1,0 +1,179 @@
+"""What a model is to answer: conversations and completions as token ids, and which of these the
+model itself would write.
+
+An answer is what an engine would have to produce behind the prompt that it would be given: by the
+model's chat template, up to the first end token, which is included.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from configs.errors import InputError, shown
+from inference.text.chat_template import Message
+from inference.text.end_tokens import EndTokens
+from inference.text.tool_calls import prompting
+from inference.training.start import Vocabulary
+
+MESSAGE = '{"role": text, "content": text}'
+MESSAGES = f'"messages": [{MESSAGE}, ...]'
+
+_ROLES = "system", "developer", "user", "assistant", "tool"
+
+
+class Answered(NamedTuple):
+    """One sequence: its tokens, and which of them the model would write, after the first."""
+
+    tokens: list[int]
+    is_answer: list[bool]
+
+    def cut(self, num_tokens: int) -> "Answered":
+        return Answered(self.tokens[:num_tokens], self.is_answer[:num_tokens])
+
+
+class Encoder:
+    """Encodes as the engine of a model would be asked, with the model's `vocabulary`."""
+
+    def __init__(self, vocabulary: Vocabulary):
+        self._tokenizer = vocabulary.tokenizer
+        self._end_ids = frozenset(EndTokens(vocabulary.tokenizer, vocabulary.eos_ids))
+
+    def conversation(
+        self, messages: Sequence[dict[str, object]], tools: Sequence[dict[str, object]] | None
+    ) -> list[Answered]:
+        """Every message of the assistant as an answer to those before it. Where the template writes
+        earlier messages in the same way later on, as most do, that is one sequence.
+
+        Raises:
+            InputError: there is no such message, or as `last_answer`.
+        """
+        template = self._tokenizer.template_for(tools)
+        messages, tools = prompting.prepare(messages, tools, template)
+        sequences: list[Answered] = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            prompt, answer = self._answer(messages[: number + 1], tools)
+            is_answer = [False] * len(prompt)
+            if sequences and prompt[: len(sequences[-1].tokens)] == sequences[-1].tokens:
+                before = sequences.pop().is_answer
+                is_answer[: len(before)] = before
+            sequences.append(Answered(prompt + answer, is_answer + [True] * len(answer)))
+        if not sequences:
+            raise InputError("no message of the role assistant, which is what is learned")
+        return sequences
+
+    def last_answer(
+        self, messages: Sequence[dict[str, object]], tools: Sequence[dict[str, object]] | None
+    ) -> Answered:
+        """The last message as the answer to those before it.
+
+        Raises:
+            InputError: there is no template, or it does not write the answer behind its prompt, or
+                without an end; or as `Tokenizer.apply_chat_template`.
+        """
+        template = self._tokenizer.template_for(tools)
+        prompt, answer = self._answer(*prompting.prepare(messages, tools, template))
+        return Answered(prompt + answer, [False] * len(prompt) + [True] * len(answer))
+
+    def completion(self, prompt: str, text: str) -> Answered:
+        """A text that continues another one, and the tokenizer's end token. Raises InputError if
+        their tokens are not those of the prompt alone and more, or as `Tokenizer.encode`.
+        """
+        before, tokens = self._tokenizer.encode(prompt), self._tokenizer.encode(prompt + text)
+        end = [] if self._tokenizer.eos_id is None else [self._tokenizer.eos_id]
+        if end and tokens[-1:] == end and before[-1:] == end:  # that `encode` itself puts there
+            before, tokens = before[:-1], tokens[:-1]
+        if tokens[: len(before)] != before or not before:
+            raise InputError(
+                "a token has the end of the prompt and the start of the answer: let the prompt end "
+                "where a token does, such as before a space"
+            )
+        count = len(tokens) - len(before) + len(end)
+        return Answered(tokens + end, [False] * len(before) + [True] * count)
+
+    def _answer(
+        self, messages: Sequence[dict[str, object]], tools: Sequence[Message] | None
+    ) -> tuple[list[int], list[int]]:
+        """Token ids of the prompt of the last message, and of this."""
+        if len(messages) < 2:
+            raise InputError("the first message is an answer, before which there is nothing")
+        tokenizer = self._tokenizer
+        prompt = prompting.encode(tokenizer, messages[:-1], tools)
+        whole = prompting.encode(tokenizer, messages, tools, add_generation_prompt=False)
+        behind = whole[len(prompt) :]
+        if whole[: len(prompt)] != prompt:
+            raise InputError(
+                "the chat template does not write the answer behind the prompt that asks for it "
+                "(a thought that it expects may be missing: reasoning_content)"
+            )
+        ends = (place for place, token in enumerate(behind) if token in self._end_ids)
+        end = next(ends, None)
+        if end is None:
+            raise InputError("the chat template ends the answer with none of the end tokens")
+        return prompt, behind[: end + 1]
+
+
+def checked_messages(value: object) -> list[dict[str, object]]:
+    """Messages as templates take them; raises InputError if they are none."""
+    if not isinstance(value, list) or not value:
+        raise InputError(f"not {MESSAGES}")
+    return list(map(checked_message, value))
+
+
+def checked_message(value: object) -> dict[str, object]:
+    """A message as templates take it; raises InputError if it is none."""
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        raise InputError(f"a message is {MESSAGE}, not {shown(value)}")
+    role, content, calls = value["role"], value.get("content"), value.get("tool_calls")
+    if role not in _ROLES:
+        raise InputError(f"a message has the role {shown(role)}; valid: {', '.join(_ROLES)}")
+    if not (isinstance(content, str) or (content is None and calls)):
+        raise InputError(f"the content of a message of the role {role} is no text")
+    if calls is not None:
+        _check_calls(calls)
+    role = "system" if role == "developer" else role  # as the server has it
+    return {**value, "role": role, "content": content or ""}
+
+
+def checked_text(name: str, value: object) -> str:
+    """Returns a text that is not empty; raises InputError if it is something else."""
+    if not isinstance(value, str) or not value:
+        raise InputError(f"{name!r} is a text of at least one character, not {shown(value)}")
+    return value
+
+
+def checked_tools(value: object) -> list[dict[str, object]] | None:
+    """Returns tools, if any; raises InputError if they are no list of functions."""
+    is_list = isinstance(value, list) and all(
+        isinstance(tool, dict) and isinstance(tool.get("function"), dict) for tool in value
+    )
+    if value is not None and not is_list:
+        raise InputError('\'tools\' is a list of {"type": "function", "function": {...}}')
+    return value or None  # type: ignore[return-value]
+
+
+def _check_calls(calls: Any) -> None:
+    functions = [call.get("function") for call in calls if isinstance(call, dict)]
+    if not isinstance(calls, list) or len(functions) < len(calls) or not all(
+        isinstance(function, dict)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments"), str | dict)
+        for function in functions
+    ):  # fmt: skip
+        raise InputError(
+            '\'tool_calls\' is a list of {"type": "function", "function": {"name": text, '
+            '"arguments": text or object}}'
+        )
+
+
+def digest(identity: bytes, sequences: Iterable[Answered]) -> str:
+    """Names sequences of a vocabulary that `identity` names."""
+    whole = hashlib.sha256(hashlib.sha256(identity).digest())
+    for sequence in sequences:
+        row = np.array(list(itertools.chain((len(sequence.tokens),), *sequence)), np.int32)
+        whole.update(row.tobytes())
+    return whole.hexdigest()

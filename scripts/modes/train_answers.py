@@ -1,0 +1,104 @@
+"""`train --task=sft` and `--task=dpo`: a model's own weights, on answers of a file."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from configs import overrides
+from configs.errors import InputError
+from configs.recipes import tuning
+from configs.recipes.training import Recipe
+from scripts import common
+
+if TYPE_CHECKING:
+    from inference.checkpoints.checkpoint import Checkpoint
+    from inference.checkpoints.load import Progress
+    from inference.training.start import Subject
+    from layers.params import Params
+
+TASKS = tuple(tuning.TRAINING)
+_MOST_MEASURED = 256  # pairs
+
+
+def subject(task: str, checkpoint: "Checkpoint", data: str | None) -> "Subject":
+    """All weights of a checkpoint, trained on the answers of a JSONL file; raises InputError if
+    there is none, or it cannot be used.
+    """
+    if data is None:
+        raise InputError(f"--task={task} needs --data=FILE.jsonl, whose answers it learns")
+    # What is trained is numbers, whatever they are stored in.
+    student = dataclasses.replace(checkpoint.config, formats=())
+    training = tuning.TRAINING[task]
+    training = dataclasses.replace(training, window=min(training.window, student.max_context))
+    recipe = overrides.apply(Recipe(student, training), common.settings_asked())
+    from sharding import mesh as meshes  # brings JAX
+
+    meshes.provide(recipe.mesh, recipe.mesh.num_chips)
+    return (_conversations if task == "sft" else _preferences)(recipe, checkpoint, data)
+
+
+def _conversations(recipe: Recipe, checkpoint: "Checkpoint", data: str) -> "Subject":
+    from inference.training import answer_lines, answer_losses, answers, packing, start
+
+    training, model = recipe.training, recipe.model
+    vocabulary = start.vocabulary(checkpoint, (), model.vocab_size)
+    with common.bars() as progress:
+        lines = answer_lines.of_answers(
+            data, answers.Encoder(vocabulary), training.window, progress
+        )
+    sequences = [sequence for line in lines.sequences for sequence in line]
+    windows = packing.PackedAnswers(
+        sequences, training.window, training.batch, training.seed, packing.can_share_rows(model)
+    )
+    num_answers = sum(sum(sequence.is_answer) for sequence in sequences)
+    _say_cut(lines.num_cut, len(sequences), training.window)
+    return start.Subject(
+        recipe, vocabulary, windows,
+        f"{len(lines.sequences)} lines, {num_answers} tokens of answers, {windows.count} windows, "
+        f"{100 * windows.padding:.0f} % of them padding",
+        answers.digest(vocabulary.identity, sequences),
+        training.batch * training.window, checkpoint, answer_losses.answers(model),
+        lambda progress: (start.masters(recipe, checkpoint, progress), None),
+    )  # fmt: skip
+
+
+def _preferences(recipe: Recipe, checkpoint: "Checkpoint", data: str) -> "Subject":
+    from inference.training import answer_lines, answer_losses, answers, losses, packing, start
+
+    training, model = recipe.training, recipe.model
+    vocabulary = start.vocabulary(checkpoint, (), model.vocab_size)
+    with common.bars() as progress:
+        lines = answer_lines.of_preferences(
+            data, answers.Encoder(vocabulary), training.window, progress
+        )
+    pairs = packing.Pairs(lines.sequences, training.window, training.batch, training.seed)
+    sequences = [sequence for pair in lines.sequences for sequence in pair]
+    _say_cut(lines.num_cut, len(sequences), training.window)
+    margins = answer_losses.reward_margins(model, training.dpo_beta)
+
+    def begin(progress: "Progress | None") -> "tuple[Params, Params]":
+        """The masters, and the reference: what the decoder makes of them at the start."""
+        reference = losses.whole(model)(start.masters(recipe, checkpoint), None)
+        return start.masters(recipe, checkpoint, progress), reference
+
+    def measure(values: "Params", reference: "Params | None") -> dict[str, float]:
+        num_rows = training.batch // training.accumulate
+        batches = packing.Pairs(lines.sequences, training.window, num_rows, training.seed)
+        num_batches = max(1, min(batches.count, _MOST_MEASURED) // num_rows)
+        return answer_losses.rewards(
+            margins, values, reference, map(batches.batch, range(num_batches))
+        )
+
+    return start.Subject(
+        recipe, vocabulary, pairs, f"{pairs.count} pairs of answers",
+        answers.digest(vocabulary.identity, sequences),
+        2 * training.batch * training.window, checkpoint, answer_losses.preference(margins), begin,
+        measure,
+    )  # fmt: skip
+
+
+def _say_cut(num_cut: int, count: int, window: int) -> None:
+    if num_cut:
+        common.say(
+            f"cut {num_cut} of {count} sequences behind {window} tokens: --set training.window=N "
+            "takes longer ones"
+        )
