@@ -255,18 +255,51 @@ class Tokenizer:
             InputError: as `chat_text` and `encode`, the two cannot be told apart, or the template
                 leaves out one of several system messages.
         """
-        from inference.text import quoting
 
         def write(messages: Any, tools: Any, documents: Any, variables: Any) -> str:
-            if not continues:
-                return self.chat_text(messages, add_generation_prompt, tools, documents, variables)
-            opened = _with_end(messages)
+            opened = _with_end(messages) if continues else messages
             text = self.chat_text(opened, add_generation_prompt, tools, documents, variables)
-            return _until_end(text)
+            return _until_end(text) if continues else text
+
+        return self._encode_chat(write, _check_systems, messages, tools, documents, variables)
+
+    def encode_answer(
+        self, messages: Sequence["Message"], tools: "Sequence[Message] | None" = None
+    ) -> list[int]:
+        """Token ids of what the template writes of the last message behind the prompt that the
+        others make, with its end: encoded alone, as a token may have the end of one and the start
+        of the other. Raises InputError as `apply_chat_template`, or if it stands elsewhere.
+        """
+
+        def write(messages: Any, tools: Any, documents: Any, variables: Any) -> str:
+            prompt = self.chat_text(messages[:-1], True, tools)
+            text = self.chat_text(messages, False, tools)
+            if not text.startswith(prompt):
+                raise InputError(
+                    "the chat template does not write the answer behind the prompt that asks for "
+                    "it (a thought that it expects may be missing: reasoning_content)"
+                )
+            return text.removeprefix(prompt)
+
+        return self._encode_chat(write, lambda messages, text: None, messages, tools, None, {})
+
+    def _encode_chat(
+        self,
+        write: Callable[..., str],
+        check: Callable[[Sequence["Message"], str], None],
+        messages: Sequence["Message"],
+        tools: "Sequence[Message] | None",
+        documents: "Sequence[Message] | None",
+        variables: Mapping[str, object],
+    ) -> list[int]:
+        """Token ids of what `write` makes of messages, tools, documents and variables, control
+        tokens in which are text; `check` may refuse its text.
+        """
+        from inference.text import quoting
 
         values = list(map(dict, messages)), tools, documents, dict(variables)
         text = write(*values)
-        _check_systems(messages, text)
+        check(messages, text)
         if self._quoter is None:
             sources = filter(None, (self.template, *self.templates.values()))
             self._quoter = quoting.Quoter(self._backend, sources)

@@ -5,6 +5,7 @@ An answer is what an engine would have to produce behind the prompt that it woul
 model's chat template, up to the first end token, which is included.
 """
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
@@ -72,28 +73,25 @@ class Encoder:
         """The last message as the answer to those before it.
 
         Raises:
-            InputError: there is no template, or it does not write the answer behind its prompt, or
-                without an end; or as `Tokenizer.apply_chat_template`.
+            InputError: there is no template, or it writes the answer without an end; or as
+                `Tokenizer.encode_answer`.
         """
         template = self._tokenizer.template_for(tools)
         prompt, answer = self._answer(*prompting.prepare(messages, tools, template))
         return Answered(prompt + answer, [False] * len(prompt) + [True] * len(answer))
 
     def completion(self, prompt: str, text: str) -> Answered:
-        """A text that continues another one, and the tokenizer's end token. Raises InputError if
-        their tokens are not those of the prompt alone and more, or as `Tokenizer.encode`.
+        """A text that continues another one, and the tokenizer's end token; raises InputError as
+        `Tokenizer.encode`.
         """
-        before, tokens = self._tokenizer.encode(prompt), self._tokenizer.encode(prompt + text)
-        end = [] if self._tokenizer.eos_id is None else [self._tokenizer.eos_id]
-        if end and tokens[-1:] == end and before[-1:] == end:  # that `encode` itself puts there
-            before, tokens = before[:-1], tokens[:-1]
-        if tokens[: len(before)] != before or not before:
-            raise InputError(
-                "a token has the end of the prompt and the start of the answer: let the prompt end "
-                "where a token does, such as before a space"
-            )
-        count = len(tokens) - len(before) + len(end)
-        return Answered(tokens + end, [False] * len(before) + [True] * count)
+        tokenizer = self._tokenizer
+        before, tokens = tokenizer.encode(prompt), tokenizer.encode(prompt + text)
+        end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+        if tokens[: len(before)] == before:
+            answer = tokens[len(before) :] + end
+        else:  # a token has the end of the prompt and the start of the answer, or the prompt an end
+            answer = tokenizer.encode(text, add_special=False) + end
+        return Answered(before + answer, [False] * len(before) + [True] * len(answer))
 
     def _answer(
         self, messages: Sequence[dict[str, object]], tools: Sequence[Message] | None
@@ -101,15 +99,12 @@ class Encoder:
         """Token ids of the prompt of the last message, and of this."""
         if len(messages) < 2:
             raise InputError("the first message is an answer, before which there is nothing")
-        tokenizer = self._tokenizer
-        prompt = prompting.encode(tokenizer, messages[:-1], tools)
-        whole = prompting.encode(tokenizer, messages, tools, add_generation_prompt=False)
+        apply = functools.partial(self._tokenizer.apply_chat_template, tools=tools)
+        prompt = prompting.encode(apply, messages[:-1])
+        whole = prompting.encode(apply, messages, add_generation_prompt=False)
         behind = whole[len(prompt) :]
         if whole[: len(prompt)] != prompt:
-            raise InputError(
-                "the chat template does not write the answer behind the prompt that asks for it "
-                "(a thought that it expects may be missing: reasoning_content)"
-            )
+            behind = prompting.encode(self._tokenizer.encode_answer, messages, tools=tools)
         ends = (place for place, token in enumerate(behind) if token in self._end_ids)
         end = next(ends, None)
         if end is None:

@@ -116,8 +116,9 @@ class Worker:
         template = self._tokenizer.template_for(job.tools)
         messages, tools = prompting.prepare(job.messages, job.tools, template)
         return prompting.encode(
-            self._tokenizer, messages, tools, add_generation_prompt=job.add_generation_prompt,
-            documents=job.documents, variables=job.variables, continues=job.continues,
+            self._tokenizer.apply_chat_template, messages, tools=tools,
+            add_generation_prompt=job.add_generation_prompt, documents=job.documents,
+            variables=job.variables, continues=job.continues,
         )  # fmt: skip
 
     @functools.cached_property

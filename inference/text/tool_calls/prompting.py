@@ -2,12 +2,11 @@
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from configs.errors import InputError
-from inference.text.chat_template import THOUGHT_FIELDS, Message
-from inference.text.tokenizer import Tokenizer
+from inference.text.chat_template import THOUGHT_FIELDS
 from inference.text.tool_calls import call_ids, formats
 
 _SYSTEM = """You can call functions:
@@ -92,22 +91,20 @@ def with_texts(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]
 
 
 def encode(
-    tokenizer: Tokenizer,
-    messages: Sequence[dict[str, object]],
-    tools: Sequence[Message] | None,
-    **options: Any,
+    encode: Callable[..., list[int]], messages: Sequence[dict[str, object]], **options: Any
 ) -> list[int]:
-    """Returns token ids of prepared messages and tools, as `Tokenizer.apply_chat_template`, which
-    gets the options. Tries both forms of a call's arguments: templates read objects or texts.
+    """Returns token ids of prepared messages, by `Tokenizer.apply_chat_template` or another of its
+    methods, with options of that. Tries both forms of a call's arguments: templates read objects or
+    texts.
     """
     as_texts = with_texts(messages)
     try:
-        return tokenizer.apply_chat_template(messages, tools=tools, **options)
+        return encode(messages, **options)
     except InputError:
-        if as_texts == messages:
+        if as_texts == list(messages):
             raise
         with contextlib.suppress(InputError):
-            return tokenizer.apply_chat_template(as_texts, tools=tools, **options)
+            return encode(as_texts, **options)
         raise
 
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken, decoders, models
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from inference.engine import Engine
 from inference.text import end_tokens
@@ -22,6 +22,7 @@ WORDS = ("<|plain|>", "###", "\n\n", "</answer>")  # added tokens that are not s
 def tokenizer(template: str | None, vocab_size: int = 300, end: str = "</s>") -> Tokenizer:
     alphabet = byte_alphabet()
     backend = tokenizers.Tokenizer(models.BPE({alphabet[byte]: byte for byte in range(256)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
     backend.add_tokens([AddedToken(name, special=False) for name in WORDS])
