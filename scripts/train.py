@@ -15,7 +15,7 @@ from configs import overrides
 from configs.errors import InputError
 from configs.heads import Heads
 from configs.recipes import small
-from configs.recipes.training import Recipe
+from configs.recipes.training import Recipe, TrainingConfig
 from inference.checkpoints import new_directory
 from inference.files import cache_directory, staging, user_files
 from scripts import common
@@ -77,6 +77,8 @@ def main(_: Sequence[str]) -> None:
 
     recipe = subject.recipe
     training = recipe.training
+    if _TASK.value != "dpo" and training.dpo_beta != TrainingConfig.dpo_beta:
+        raise InputError("training.dpo_beta is of --task=dpo: leave it out")
     folder = StepFolder(output.with_name(output.name + _CHECKPOINTS), _record(subject))
     if is_there:
         common.say(f"{output} is there already, trained like this on {subject.size}")
@@ -150,7 +152,7 @@ def _report(
         common.print_json(result, recipe)
         return
     rate = f", {per_step / run.step_s:.0f} tokens/s" if run.step_s else ""
-    figures = "".join(f", {name} {value:.4g}" for name, value in measured.items())
+    figures = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in measured.items())
     print(
         f"{output}: loss {result['first_loss']:.4f} -> {result['loss']:.4f}{unit} in "
         f"{len(losses)} steps, {result['tokens']} tokens{rate}{figures}"

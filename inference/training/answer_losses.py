@@ -59,25 +59,18 @@ def reward_margins(config: ModelConfig, beta: float) -> Margins:
     return margins
 
 
-def rewards(
+def measured(
     margins: Margins,
     values: Params,
     reference: Params | None,
     batches: Iterable[Mapping[str, np.ndarray]],
-) -> dict[str, float]:
-    """The mean reward margin of pairs, and the share of those whose chosen answer has the higher
-    reward; the parameters may lie on a mesh.
+) -> np.ndarray:
+    """The reward margins of batches one behind the other, float32; the parameters may lie on a
+    mesh.
     """
     place, jitted = loop.sharding_of(values, *meshes.EACH_GROUP), jax.jit(margins)
-    rows = [
-        np.asarray(jitted(values, reference, jax.device_put(batch, place))) for batch in batches
-    ]
-    every = np.concatenate(rows)
-    return {
-        "pairs": len(every),
-        "reward_margin": float(every.mean()),
-        "reward_accuracy": float((every > 0).mean()),
-    }
+    parts = (jitted(values, reference, jax.device_put(batch, place)) for batch in batches)
+    return np.concatenate([np.asarray(part) for part in parts])
 
 
 def _lost(

@@ -30,6 +30,8 @@ def subject(task: str, checkpoint: "Checkpoint", data: str | None) -> "Subject":
     training = tuning.TRAINING[task]
     training = dataclasses.replace(training, window=min(training.window, student.max_context))
     recipe = overrides.apply(Recipe(student, training), common.settings_asked())
+    if recipe.training.fim_rate:
+        raise InputError("training.fim_rate is of texts; answers have no gaps: leave it out")
     from sharding import mesh as meshes  # brings JAX
 
     meshes.provide(recipe.mesh, recipe.mesh.num_chips)
@@ -56,7 +58,7 @@ def _conversations(recipe: Recipe, checkpoint: "Checkpoint", data: str) -> "Subj
         f"{len(lines.sequences)} lines, {num_answers} tokens of answers, {windows.count} windows, "
         f"{100 * windows.padding:.0f} % of them padding",
         answers.digest(vocabulary.identity, sequences),
-        training.batch * training.window, checkpoint, answer_losses.answers(model),
+        windows.batch(0)["tokens"].size, checkpoint, answer_losses.answers(model),
         lambda progress: (start.masters(recipe, checkpoint, progress), None),
     )  # fmt: skip
 
@@ -81,17 +83,21 @@ def _preferences(recipe: Recipe, checkpoint: "Checkpoint", data: str) -> "Subjec
         return start.masters(recipe, checkpoint, progress), reference
 
     def measure(values: "Params", reference: "Params | None") -> dict[str, float]:
+        count = min(pairs.count, _MOST_MEASURED)
         num_rows = training.batch // training.accumulate
         batches = packing.Pairs(lines.sequences, training.window, num_rows, training.seed)
-        num_batches = max(1, min(batches.count, _MOST_MEASURED) // num_rows)
-        return answer_losses.rewards(
-            margins, values, reference, map(batches.batch, range(num_batches))
-        )
+        steps = range(-(-count // num_rows))
+        rows = answer_losses.measured(margins, values, reference, map(batches.batch, steps))[:count]
+        return {
+            "pairs": count,
+            "reward_margin": float(rows.mean()),
+            "reward_accuracy": float((rows > 0).mean()),
+        }
 
     return start.Subject(
         recipe, vocabulary, pairs, f"{pairs.count} pairs of answers",
         answers.digest(vocabulary.identity, sequences),
-        2 * training.batch * training.window, checkpoint, answer_losses.preference(margins), begin,
+        pairs.batch(0)["tokens"].size, checkpoint, answer_losses.preference(margins), begin,
         measure,
     )  # fmt: skip
 

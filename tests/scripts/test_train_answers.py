@@ -111,6 +111,7 @@ def test_a_run_goes_on_where_it_was_interrupted(run, tmp_path):
     (("--task=lm", "--data=a"), "--task=lm does not read --data: give --text=FILE"),
     (("--task=sft", f"--model={TINY}", "--data=no.jsonl"), "cannot read no.jsonl: No such"),
     (("--task=dpo", f"--model={TINY}", "--data=a", "--set=training.dpo_beta=0"), "dpo_beta"),
+    (("--task=sft", f"--model={TINY}", "--data=a", "--set=training.fim_rate=0.5"), "have no gaps"),
 ])  # fmt: skip
 def test_what_cannot_be_trained_is_refused(monkeypatch, capfd, args, expected):
     assert expected in apps.call(train, monkeypatch, capfd, *args).error
