@@ -45,8 +45,9 @@ class Encoder:
     def conversation(
         self, messages: Sequence[dict[str, object]], tools: Sequence[dict[str, object]] | None
     ) -> list[Answered]:
-        """Every message of the assistant as an answer to those before it. Where the template writes
-        earlier messages in the same way later on, as most do, that is one sequence.
+        """Every message of the assistant, except those of weight 0, as an answer to those before
+        it. Where the template writes earlier messages in the same way later on, as most do, that is
+        one sequence.
 
         Raises:
             InputError: there is no such message, or as `last_answer`.
@@ -55,7 +56,7 @@ class Encoder:
         messages, tools = prompting.prepare(messages, tools, template)
         sequences: list[Answered] = []
         for number, message in enumerate(messages):
-            if message["role"] != "assistant":
+            if message["role"] != "assistant" or message.get("weight") == 0:
                 continue
             prompt, answer = self._answer(messages[: number + 1], tools)
             is_answer = [False] * len(prompt)
@@ -128,6 +129,8 @@ def checked_message(value: object) -> dict[str, object]:
         raise InputError(f"a message has the role {shown(role)}; valid: {', '.join(_ROLES)}")
     if not (isinstance(content, str) or (content is None and calls)):
         raise InputError(f"the content of a message of the role {role} is no text")
+    if value.get("weight") not in (None, 0, 1):
+        raise InputError(f"the weight of a message is 0 or 1, not {shown(value['weight'])}")
     if calls is not None:
         _check_calls(calls)
     role = "system" if role == "developer" else role  # as the server has it

@@ -98,6 +98,12 @@ def test_calls_and_results_of_tools(content, count):
     assert all("<tools>" in decode(sequence.tokens) for sequence in sequences)
 
 
+def test_a_message_of_no_weight_is_read_alone():
+    (whole,) = encoder(FORGETS).conversation(CHAT, None)
+    (part,) = encoder(FORGETS).conversation([CHAT[0], CHAT[1] | {"weight": 0}, *CHAT[2:]], None)
+    assert part.tokens == whole.tokens and runs(part) == runs(whole)[1:]
+
+
 def test_a_completion_ends_with_the_tokenizers_end():
     sequence = encoder(None).completion("A: ", "b")
     words = tokenizer(None)
@@ -131,6 +137,9 @@ ASKS, USER = {"role": "user", "content": "a"}, {"messages": [CHAT[0]]}
     ({"messages": [ASKS | {"content": 1}]}, "line 2: the content of a message of the role user is"),
     ({"messages": [CHAT[1]]}, "line 2: the first message is an answer, before which"),
     ({"messages": [CHAT[0], CHAT[1] | {"tool_calls": [1]}]}, "line 2: 'tool_calls' is a list of"),
+    ({"messages": [ASKS, CHAT[1] | {"weight": 2}]}, "line 2: the weight of a message is 0"),
+    ({"messages": [ASKS, CHAT[1] | {"weight": 0}]}, "line 2: no message of the role assistant"),
+    ({"messages": [ASKS | {"content": "\ud800"}, CHAT[3]]}, "line 2: .*Unicode"),
     ({"messages": CHAT, "tools": [1]}, "line 2: 'tools' is a list of"),
     ({"messages": CHAT, "prompt": "a"}, "line 2: 'prompt' does not go with 'messages'"),
     ({"messages": CHAT, "extra": "a"}, "line 2: 'extra' is not one of messages, completion"),
