@@ -28,7 +28,7 @@ _READ = {
     *("qalora_group_size", "rank_pattern", "runtime_config", "target_modules", "task_type"),
     *("eva_config", "init_lora_weights"),
 }
-_NEUTRAL = None, False, "none", {}, []
+_NEUTRAL: tuple[object, ...] = None, False, "none", {}, []
 # They change the model's own weights, too, before training begins.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _HASHED_BYTES = 16 << 20  # at a time
