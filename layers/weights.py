@@ -184,6 +184,9 @@ class _OfAdapted(Operations):
     def product(self, x_TD: jax.Array) -> jax.Array:
         """Tokens' bits are independent of each other where a mixture's are."""
         order = self.leaf.order
+        if order is None:
+            low_TR = of(self.leaf.down).product(x_TD).astype(x_TD.dtype)
+            return of(self.leaf.weight).product(x_TD) + of(self.leaf.up).product(low_TR)
         low_TR = of(self.leaf.down).grouped(x_TD[order.token_T], order.sizes_N, True)
         added_TF = of(self.leaf.up).grouped(low_TR.astype(x_TD.dtype), order.sizes_N, True)
         return of(self.leaf.weight).product(x_TD) + added_TF[order.place_T]

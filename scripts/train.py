@@ -79,6 +79,9 @@ def main(_: Sequence[str]) -> None:
     training = recipe.training
     if _TASK.value != "dpo" and training.dpo_beta != TrainingConfig.dpo_beta:
         raise InputError("training.dpo_beta is of --task=dpo: leave it out")
+    if _TASK.value not in train_answers.TASKS and training.lora_rank:
+        tasks = " and ".join(train_answers.TASKS)
+        raise InputError(f"training.lora_rank is of --task={tasks}: leave it out")
     folder = StepFolder(output.with_name(output.name + _CHECKPOINTS), _record(subject))
     if is_there:
         common.say(f"{output} is there already, trained like this on {subject.size}")
@@ -86,11 +89,14 @@ def main(_: Sequence[str]) -> None:
     common.say(f"{recipe.model.name}, {subject.size}, {training.steps} steps of {training.batch}")
     run = training_steps.run(training, subject.loss, subject.start, subject.data, folder)
     measured = subject.measure(run.values, run.frozen)
-    with common.bars() as progress:
-        vocabulary = subject.vocabulary
-        export.write(
-            run.values, recipe.model, vocabulary.eos_ids, vocabulary.files, output, progress
-        )
+    if subject.write is not None:
+        subject.write(run.values, output)
+    else:
+        with common.bars() as progress:
+            vocabulary = subject.vocabulary
+            export.write(
+                run.values, recipe.model, vocabulary.eos_ids, vocabulary.files, output, progress
+            )
     _report(subject, new_directory.published(output), folder.path, run, measured)
 
 
@@ -205,6 +211,8 @@ def _record(subject: "Subject") -> dict[str, object]:
         del training["fim_rate"]
     if _TASK.value != "dpo":
         del training["dpo_beta"]
+    if not training["lora_rank"]:
+        del training["lora_rank"], training["lora_alpha"], training["lora_modules"]
     start = None if subject.starts_from is None else provenance.weights_digest(subject.starts_from)
     return {
         "task": _TASK.value,

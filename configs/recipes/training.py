@@ -7,6 +7,7 @@ import dataclasses
 from configs.errors import InputError, check_positive
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
+from configs.settings.adapters import MOST_RANKS
 
 _MOST = 1 << 31  # of steps and tokens: what positions are counted in
 
@@ -30,6 +31,9 @@ class TrainingConfig:
         checkpoint_every: steps between checkpoints; there is one at the end, too.
         seed: of the parameters and of the order of the windows.
         fim_rate: share of the windows that have a gap, which the model learns to fill.
+        lora_rank: of an adapter that is trained in place of the weights; 0: these.
+        lora_alpha: its products are scaled by lora_alpha / lora_rank.
+        lora_modules: the last words of the names of the modules that it changes; (): all.
         dpo_beta: what direct preference optimization multiplies log-probabilities with: the higher,
             the closer the model stays to its start.
     """
@@ -48,6 +52,9 @@ class TrainingConfig:
     checkpoint_every: int = 100
     seed: int = 0
     fim_rate: float = 0.0
+    lora_rank: int = 0
+    lora_alpha: float = 32.0
+    lora_modules: tuple[str, ...] = ()
     dpo_beta: float = 0.1
 
     def __post_init__(self) -> None:
@@ -55,6 +62,7 @@ class TrainingConfig:
             self._check(name, 1, _MOST)
         for name in ("warmup_steps", "seed"):
             self._check(name, 0, _MOST)
+        self._check("lora_rank", 0, MOST_RANKS + 1)
         if self.batch % self.accumulate:
             raise InputError(
                 f"training.batch={self.batch} is not {self.accumulate} equal parts, which "
@@ -64,7 +72,7 @@ class TrainingConfig:
             raise InputError(
                 f"training.warmup_steps={self.warmup_steps} is below training.steps={self.steps}"
             )
-        check_positive(self, "training.", "learning_rate", "clip_norm", "dpo_beta")
+        check_positive(self, "training.", "learning_rate", "clip_norm", "dpo_beta", "lora_alpha")
         for name in ("last_learning_rate", "weight_decay", "beta1", "beta2", "fim_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"training.{name} is from 0 to 1, not {getattr(self, name)}")

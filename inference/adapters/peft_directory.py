@@ -3,6 +3,7 @@ adapter_model.safetensors.
 """
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,6 +71,34 @@ def read(directory: Path, config: ModelConfig, most_ranks: int) -> AdapterWeight
             f"engine.adapters.rank={rank}"
         )
     return AdapterWeights(directory.name, _digest(path, directory / WEIGHTS), rank, factors)
+
+
+def write(
+    directory: Path,
+    factors: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    base_name: str,
+    alpha: float,
+) -> None:
+    """Writes an adapter of one rank into a directory that is there.
+
+    Args:
+        factors: A [R, D] and B [F, R] of each module, without the scale alpha / R.
+        base_name: names the model for whoever loads both.
+    """
+    from safetensors.numpy import save_file
+
+    tensors = {
+        f"{_PREFIX}{name}{ending}": np.ascontiguousarray(matrix)
+        for name, both in factors.items()
+        for ending, matrix in zip((_DOWN, _UP), both, strict=True)
+    }
+    settings = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True, "bias": "none",
+        "base_model_name_or_path": base_name, "lora_alpha": alpha, "lora_dropout": 0.0,
+        "r": len(next(iter(factors.values()))[0]), "target_modules": sorted(factors),
+    }  # fmt: skip
+    save_file(tensors, directory / WEIGHTS, {"format": "pt"})
+    (directory / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from configs.model import ModelConfig
 from inference.training import loop, losses
 from inference.training.loop import Loss
+from inference.training.losses import Model
 from layers import decoder, ragged
 from layers.params import Params
 from sharding import mesh as meshes
@@ -18,13 +19,14 @@ from sharding import mesh as meshes
 Margins = Callable[[Params, Params, dict[str, jax.Array]], jax.Array]
 
 
-def answers(config: ModelConfig) -> Loss:
+def answers(config: ModelConfig, model: Model | None = None) -> Loss:
     """The mean cross-entropy, in nats, of each token of an answer given what is before it in its
-    sequence; of mixtures with what `losses.next_token` adds.
+    sequence; of mixtures with what `losses.next_token` adds. `model` says what is trained; None:
+    all of it.
     """
-    model = losses.whole(config)
+    model = model or losses.whole(config)
 
-    def loss(masters: Params, frozen: None, batch: dict[str, jax.Array]) -> jax.Array:
+    def loss(masters: Params, frozen: Params | None, batch: dict[str, jax.Array]) -> jax.Array:
         lost_Y, unbalanced = _lost(model(masters, frozen), config, batch, batch["weight"])
         return lost_Y.sum() / batch["weight"].size + unbalanced
 
@@ -42,16 +44,16 @@ def preference(margins: Margins) -> Loss:
     return loss
 
 
-def reward_margins(config: ModelConfig, beta: float) -> Margins:
+def reward_margins(config: ModelConfig, beta: float, model: Model | None = None) -> Margins:
     """Of pairs, how much more `beta` times the log-probability of the chosen answer has grown over
     the reference's than that of the rejected one: float32 [Y]. The reference is parameters in the
-    model's declared formats.
+    model's declared formats. `model` says what is trained; None: all of it.
     """
-    model = losses.whole(config)
+    model = model or losses.whole(config)
 
     def margins(masters: Params, reference: Params, batch: dict[str, jax.Array]) -> jax.Array:
         is_answer = (batch["weight"] > 0).astype(jnp.float32)
-        policy_Y, _ = _lost(model(masters, None), config, batch, is_answer)
+        policy_Y, _ = _lost(model(masters, reference), config, batch, is_answer)
         reference_Y, _ = _lost(reference, config, batch, is_answer)
         growth_Y2 = (jax.lax.stop_gradient(reference_Y) - policy_Y).reshape(-1, 2)
         return beta * (growth_Y2[:, 0] - growth_Y2[:, 1])

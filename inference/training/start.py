@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -64,6 +65,7 @@ class Subject:
         loss: what is made small.
         start: (progress) -> parameters, and what the loss needs beside them.
         measure: (parameters, that) -> figures of what came of it, by name.
+        write: (parameters, new directory) -> what is served; None: a checkpoint.
     """
 
     recipe: Recipe
@@ -76,6 +78,7 @@ class Subject:
     loss: "Loss"
     start: Callable[[Progress | None], tuple[Params, Params | None]]
     measure: Callable[[Params, Params | None], dict[str, float]] = lambda values, frozen: {}
+    write: Callable[[Params, Path], None] | None = None
 
 
 def vocabulary(

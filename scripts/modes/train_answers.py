@@ -10,8 +10,12 @@ from configs.recipes.training import Recipe
 from scripts import common
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from inference.checkpoints.checkpoint import Checkpoint
     from inference.checkpoints.load import Progress
+    from inference.training.losses import Model
     from inference.training.start import Subject
     from layers.params import Params
 
@@ -58,13 +62,14 @@ def _conversations(recipe: Recipe, checkpoint: "Checkpoint", data: str) -> "Subj
         f"{len(lines.sequences)} lines, {num_answers} tokens of answers, {windows.count} windows, "
         f"{100 * windows.padding:.0f} % of them padding",
         answers.digest(vocabulary.identity, sequences),
-        windows.batch(0)["tokens"].size, checkpoint, answer_losses.answers(model),
-        lambda progress: (start.masters(recipe, checkpoint, progress), None),
+        windows.batch(0)["tokens"].size, checkpoint, answer_losses.answers(model, _model(recipe)),
+        lambda progress: _begin(recipe, checkpoint, progress, has_reference=False),
+        write=_write(recipe),
     )  # fmt: skip
 
 
 def _preferences(recipe: Recipe, checkpoint: "Checkpoint", data: str) -> "Subject":
-    from inference.training import answer_lines, answer_losses, answers, losses, packing, start
+    from inference.training import answer_lines, answer_losses, answers, packing, start
 
     training, model = recipe.training, recipe.model
     vocabulary = start.vocabulary(checkpoint, (), model.vocab_size)
@@ -75,12 +80,7 @@ def _preferences(recipe: Recipe, checkpoint: "Checkpoint", data: str) -> "Subjec
     pairs = packing.Pairs(lines.sequences, training.window, training.batch, training.seed)
     sequences = [sequence for pair in lines.sequences for sequence in pair]
     _say_cut(lines.num_cut, len(sequences), training.window)
-    margins = answer_losses.reward_margins(model, training.dpo_beta)
-
-    def begin(progress: "Progress | None") -> "tuple[Params, Params]":
-        """The masters, and the reference: what the decoder makes of them at the start."""
-        reference = losses.whole(model)(start.masters(recipe, checkpoint), None)
-        return start.masters(recipe, checkpoint, progress), reference
+    margins = answer_losses.reward_margins(model, training.dpo_beta, _model(recipe))
 
     def measure(values: "Params", reference: "Params | None") -> dict[str, float]:
         count = min(pairs.count, _MOST_MEASURED)
@@ -97,9 +97,41 @@ def _preferences(recipe: Recipe, checkpoint: "Checkpoint", data: str) -> "Subjec
     return start.Subject(
         recipe, vocabulary, pairs, f"{pairs.count} pairs of answers",
         answers.digest(vocabulary.identity, sequences),
-        pairs.batch(0)["tokens"].size, checkpoint, answer_losses.preference(margins), begin,
-        measure,
+        pairs.batch(0)["tokens"].size, checkpoint, answer_losses.preference(margins),
+        lambda progress: _begin(recipe, checkpoint, progress, has_reference=True), measure,
+        _write(recipe),
     )  # fmt: skip
+
+
+def _model(recipe: Recipe) -> "Model | None":
+    """What is trained: an adapter, or all of a model (None)."""
+    from inference.training import lora
+
+    return lora.model(recipe) if recipe.training.lora_rank else None
+
+
+def _begin(
+    recipe: Recipe, checkpoint: "Checkpoint", progress: "Progress | None", has_reference: bool
+) -> "tuple[Params, Params | None]":
+    """What is trained, and what is not: the model below an adapter, or the reference, which is what
+    the decoder makes of the masters at the start.
+    """
+    from inference.training import lora, losses, start
+
+    if recipe.training.lora_rank:
+        return lora.masters(recipe), lora.base(recipe, checkpoint, progress)
+    masters = start.masters(recipe, checkpoint, progress)
+    if not has_reference:
+        return masters, None
+    return masters, losses.whole(recipe.model)(start.masters(recipe, checkpoint), None)
+
+
+def _write(recipe: Recipe) -> "Callable[[Params, Path], None] | None":
+    from inference.training import lora
+
+    if not recipe.training.lora_rank:
+        return None
+    return lambda factors, output: lora.write(factors, recipe, common.model_name(), output)
 
 
 def _say_cut(num_cut: int, count: int, window: int) -> None:

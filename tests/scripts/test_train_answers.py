@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from inference.adapters import peft_directory
 from inference.checkpoints import resolve
 from scripts import interrupts, train
 from tests.inference.training import test_answers
@@ -46,6 +47,29 @@ def run(monkeypatch, capfd, tmp_path):
 def weights(path):
     source = resolve.resolve(str(path)).open(None).contents().source
     return {name: source.read(name, 0, shape[0]) for name, shape in source.shapes.items()}
+
+
+def test_an_adapter_is_learned_resumed_and_served(run, tmp_path):
+    rank = ("--set=training.lora_rank=2",)
+    first, again = (
+        run("sft", SFT, f"--output={tmp_path / name}", *rank, "--json") for name in ("a", "b")
+    )
+    assert first.status == again.status == 0, first
+    result = json.loads(first.out)
+    assert result["loss"] < result["first_loss"]
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    for step in sorted((tmp_path / "b.training").iterdir())[1:2]:  # the one at the end
+        shutil.rmtree(step)
+    shutil.rmtree(tmp_path / "b")
+    assert run("sft", SFT, f"--output={tmp_path / 'b'}", *rank).status == 0
+    weights_file = names[1]
+    assert (tmp_path / "a" / weights_file).read_bytes() == (
+        tmp_path / "b" / weights_file
+    ).read_bytes()
+    model = resolve.resolve(str(TINY)).config
+    assert peft_directory.read(tmp_path / "a", model, 8).rank == 2
 
 
 def test_answers_are_learned_and_served(run, tmp_path):

@@ -45,20 +45,25 @@ class SlotOrder:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """A matrix [F, D], the stacks A [N, R, D] and B [N, F, R], and which slot each token has."""
+    """A matrix [F, D], the stacks A [N, R, D] and B [N, F, R], and which slot each token has; or A
+    [R, D] and B [F, R], which all tokens have.
+    """
 
     weight: Any
     down: Any
     up: Any
-    order: SlotOrder
+    order: SlotOrder | None
 
 
-def bound(params: Params, stacks: Mapping[str, tuple[Any, Any]], slot_T: jax.Array) -> Params:
+def bound(
+    params: Params, stacks: Mapping[str, tuple[Any, Any]], slot_T: jax.Array | None = None
+) -> Params:
     """Parameters whose leaves at the paths of `stacks`, A and B of each, have the adapters of a
-    step's tokens, which are in these slots, i32[T].
+    step's tokens, which are in these slots, i32[T]; None: the one adapter that there is.
     """
-    num_slots = next(iter(stacks.values()))[0].shape[0]
-    order = SlotOrder.of(slot_T, num_slots)
+    order = None
+    if slot_T is not None:
+        order = SlotOrder.of(slot_T, next(iter(stacks.values()))[0].shape[0])
 
     def bind(path: str, node: Any) -> Any:
         if path in stacks:

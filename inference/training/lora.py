@@ -1,0 +1,122 @@
+"""Training an adapter in place of a model's own weights (LoRA, Hu et al. 2021, arXiv 2106.09685).
+
+What is trained are the two factors of each module, by the name that transformers gives it. The
+decoder multiplies by them as an engine does that serves the adapter.
+"""
+
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from configs.errors import InputError
+from configs.kinds.params import ParamInfo
+from configs.model import ModelConfig
+from configs.recipes.training import Recipe
+from inference.adapters import peft_directory
+from inference.adapters.modules import Module, modules_of
+from inference.checkpoints import new_directory
+from inference.checkpoints.checkpoint import Checkpoint
+from inference.checkpoints.load import Progress
+from inference.runtime import adapter_weights
+from inference.training.losses import Model
+from layers import decoder
+from layers.kernels.linear import adapted
+from layers.params import Params
+from sharding import mesh as meshes
+from sharding import rules
+
+DOWN, UP = "down", "up"  # [R, D] and [F, R] of a module
+
+
+def modules(config: ModelConfig, endings: tuple[str, ...] = ()) -> dict[str, Module]:
+    """The modules that are adapted, by name: all, or those whose names end so. Raises InputError if
+    there are none of an ending.
+    """
+    chosen = modules_of(config)
+    ends = {name.rpartition(".")[2] for name in chosen}
+    for ending in endings:
+        if ending not in ends:
+            valid = ", ".join(sorted(ends))
+            raise InputError(
+                f"training.lora_modules: {config.name} has no module {ending}; valid: {valid}"
+            )
+    return {
+        name: module
+        for name, module in chosen.items()
+        if not endings or name.rpartition(".")[2] in endings
+    }
+
+
+def masters(recipe: Recipe) -> Params:
+    """Float32 factors that change nothing yet: A is drawn, as `peft` does it, and B is 0."""
+    generator, rank = np.random.default_rng(recipe.training.seed), recipe.training.lora_rank
+    mesh = meshes.of(recipe.mesh)
+    where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    factors = {}
+    for name, module in modules(recipe.model, recipe.training.lora_modules).items():
+        rows, columns = module.shape
+        bound = 1 / math.sqrt(columns)  # of the uniform initialization of a linear layer
+        factors[name] = {
+            DOWN: generator.uniform(-bound, bound, (rank, columns)).astype(np.float32),
+            UP: np.zeros((rows, rank), np.float32),
+        }
+    return jax.tree.map(lambda x: jax.device_put(x, where, may_alias=False), factors)
+
+
+def base(recipe: Recipe, checkpoint: Checkpoint, progress: Progress | None = None) -> Params:
+    """The model's own parameters in their declared formats, which are not trained."""
+    mesh = meshes.of(recipe.mesh)
+
+    def place(path: str, info: ParamInfo, values: object) -> jax.Array:
+        where = rules.layout(path, info, mesh) if mesh else None
+        return jax.device_put(np.asarray(values).astype(jnp.dtype(info.format)), where)
+
+    return checkpoint.exact().load_params(decoder.param_infos(recipe.model), progress, place)
+
+
+def model(recipe: Recipe) -> Model:
+    """Of the factors, and of the parameters in `base`, those that the decoder computes with."""
+    config, training = recipe.model, recipe.training
+    infos = adapter_weights.adaptable(config)
+    parts = modules(config, training.lora_modules)
+    scale, rank = training.lora_alpha / training.lora_rank, training.lora_rank
+
+    def stacks(factors: Params) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """A and B of each matrix, [P R, D] and [F, P R], of a module's own rows and ranks."""
+        by_path: dict[str, tuple[jax.Array, jax.Array]] = {}
+        for name, module in parts.items():
+            down_RD, up_FR = factors[name][DOWN], factors[name][UP] * scale
+            for place, rows in module.places:
+                info = infos[place.path]
+                num_ranks = adapter_weights.num_modules(info) * rank
+                empty = jnp.zeros((num_ranks, info.shape[1])), jnp.zeros((info.shape[0], num_ranks))
+                down, up = by_path.get(place.path, empty)
+                ranks = slice(place.nth * rank, (place.nth + 1) * rank)
+                by_path[place.path] = (
+                    down.at[ranks].set(down_RD), up.at[place.rows, ranks].set(up_FR[rows])
+                )  # fmt: skip
+        return {
+            path: (down.astype(config.dtype), up.astype(config.dtype))
+            for path, (down, up) in by_path.items()
+        }
+
+    def with_adapter(factors: Params, frozen: object) -> Params:
+        assert isinstance(frozen, dict)
+        return adapted.bound(jax.lax.stop_gradient(frozen), stacks(factors))
+
+    return with_adapter
+
+
+def write(factors: Params, recipe: Recipe, base_name: str, output: Path) -> None:
+    """Writes an adapter into a new directory, as the `peft` package does. Raises InputError as
+    `new_directory.create`.
+    """
+    values = {
+        name: (np.asarray(both[DOWN]), np.asarray(both[UP])) for name, both in factors.items()
+    }
+    with new_directory.create(output) as folder:
+        peft_directory.write(folder, values, base_name, recipe.training.lora_alpha)
