@@ -1,0 +1,36 @@
+"""A model with an adapter added to its weights is the model with its adapter."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inference.adapters import merged, peft_directory
+from inference.checkpoints import convert, resolve
+from inference.engine import Engine
+from tests import fakes
+
+pytestmark = pytest.mark.quick_code
+
+_GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+_SIZES = dict(max_seqs=2, decode_rows=(2,), page_tokens=8, chunk_tokens=32, prefill_chunks=(1,),
+              cache_bytes=1 << 20)  # fmt: skip
+
+
+@pytest.mark.parametrize("name, to", [
+    ("gpt_neox-mha-untied", "orbax"), ("gpt2-mha-untied-inner-float32", "hf"),
+    pytest.param("jamba-gqa-experts-bias", "hf", marks=pytest.mark.long),
+])  # fmt: skip
+def test_what_is_written_has_the_logits_of_peft(tmp_path, name, to):
+    checkpoint = resolve.resolve(str(_GOLDEN / name)).open(None)
+    adapter = peft_directory.read(_GOLDEN / "adapters" / name, checkpoint.config, 64)
+    convert.convert(merged.checkpoint(checkpoint, adapter), tmp_path / "new", to, "float32")
+    expected = np.load(_GOLDEN / "adapters" / name / "expected.npz")
+    tokens, logits = expected["tokens_0"], expected["logits_0"].astype(float)
+    logprobs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    with fakes.no_draws():
+        engine = Engine.from_model(str(tmp_path / "new"), dtype="float32", **_SIZES)
+        engine.scheduler.shapes = engine.scheduler.shapes[-1:]
+        [score] = engine.score([tokens])
+    taken = logprobs[np.arange(len(tokens) - 1), tokens[1:]]
+    np.testing.assert_allclose(score.logprobs, taken, atol=1e-4)
