@@ -4,11 +4,11 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
+from configs import adapters
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.hf import split_tensors
 from inference.families.shared.parts import Part, Rows
-from inference.runtime import adapter_weights
 from inference.runtime.adapter_weights import Place
 
 _WEIGHT = ".weight"
@@ -40,7 +40,7 @@ def modules_of(config: ModelConfig) -> dict[str, Module]:
 def _parts(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int], Place, Rows]]:
     """(tensor, shape of its module, place of some of its rows, which rows these are)."""
     name_of, split = names.huggingface(config), dict(split_tensors.parts_of(config))
-    for path, info in adapter_weights.adaptable(config).items():
+    for path, info in adapters.adaptable(config).items():
         tensors = name_of(path).names
         counts = info.stacked if len(tensors) > 1 else info.shape[:1]
         if len(tensors) != len(counts):

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from configs import adapters
 from configs.engine import Config
 from configs.kinds.params import ParamInfo
-from inference.runtime import adapter_weights
 from inference.runtime.adapter_weights import AdapterWeights
 from layers.kernels.linear import packed
 from layers.kernels.linear.packed import Packed
@@ -31,13 +31,12 @@ def abstract(config: Config) -> Stacks:
         return cast("Leaf", abstract(shape, dtype))
 
     def both(info: ParamInfo) -> tuple[Leaf, Leaf]:
-        (num_rows, num_columns), num_slots = info.shape, room.slots
-        num_ranks = adapter_weights.num_modules(info) * room.rank
-        return leaf((num_slots, num_ranks, num_columns)), leaf((num_slots, num_rows, num_ranks))
+        down, up = adapters.stack_shapes(info, room)
+        return leaf(down), leaf(up)
 
     if not room.slots:
         return {}
-    return {path: both(info) for path, info in adapter_weights.adaptable(config.model).items()}
+    return {path: both(info) for path, info in adapters.adaptable(config.model).items()}
 
 
 class AdapterStacks:
@@ -45,7 +44,7 @@ class AdapterStacks:
 
     def __init__(self, config: Config):
         self._config = config
-        self._infos = adapter_weights.adaptable(config.model)
+        self._infos = adapters.adaptable(config.model)
         self._write: Callable[..., Stacks] | None = None
 
     def empty(self) -> Stacks:

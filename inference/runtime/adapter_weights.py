@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from configs import adapters
 from configs.kinds.params import ParamInfo
-from configs.model import ModelConfig
-from layers import params
 
 
 class Place(NamedTuple):
@@ -55,7 +54,7 @@ class AdapterWeights:
         """Both factors of a whole matrix of P modules, [P R, D] and [F, P R]; zeros where nothing
         is changed.
         """
-        (num_rows, num_columns), num_ranks = info.shape, num_modules(info) * rank
+        (num_rows, num_columns), num_ranks = info.shape, adapters.num_modules(info) * rank
         down, up = np.zeros((num_ranks, num_columns), dtype), np.zeros((num_rows, num_ranks), dtype)
         for place, factors in self.factors.items():
             if place.path == path:
@@ -63,18 +62,3 @@ class AdapterWeights:
                 ranks = slice(first, first + len(factors.down_RD))
                 down[ranks], up[place.rows, ranks] = factors
         return down, up
-
-
-def adaptable(config: ModelConfig) -> dict[str, ParamInfo]:
-    """Declarations of the matrices that adapters may change, by path."""
-    infos = params.flatten(config.parameters())
-    return {
-        path: info
-        for path, info in infos.items()
-        if path.startswith("layers/") and info.is_multiplied and len(info.shape) == 2
-    }
-
-
-def num_modules(info: ParamInfo) -> int:
-    """P, modules of which a matrix has the rows, one behind the other."""
-    return len(info.stacked) or 1

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from configs import adapters
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
@@ -21,7 +22,6 @@ from inference.adapters.modules import Module, modules_of
 from inference.checkpoints import new_directory
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
-from inference.runtime import adapter_weights
 from inference.training.losses import Model
 from layers import decoder
 from layers.kernels.linear import adapted
@@ -81,7 +81,7 @@ def base(recipe: Recipe, checkpoint: Checkpoint, progress: Progress | None = Non
 def model(recipe: Recipe) -> Model:
     """Of the factors, and of the parameters in `base`, those that the decoder computes with."""
     config, training = recipe.model, recipe.training
-    infos = adapter_weights.adaptable(config)
+    infos = adapters.adaptable(config)
     parts = modules(config, training.lora_modules)
     scale, rank = training.lora_alpha / training.lora_rank, training.lora_rank
 
@@ -92,7 +92,7 @@ def model(recipe: Recipe) -> Model:
             down_RD, up_FR = factors[name][DOWN], factors[name][UP] * scale
             for place, rows in module.places:
                 info = infos[place.path]
-                num_ranks = adapter_weights.num_modules(info) * rank
+                num_ranks = adapters.num_modules(info) * rank
                 empty = jnp.zeros((num_ranks, info.shape[1])), jnp.zeros((info.shape[0], num_ranks))
                 down, up = by_path.get(place.path, empty)
                 ranks = slice(place.nth * rank, (place.nth + 1) * rank)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from configs import adapters
 from configs.engine import Config
 from configs.hardware import catalog
 from configs.hardware.targets import Target
@@ -38,7 +39,8 @@ class Prediction:
     """Bytes on each device.
 
     Attributes:
-        weight_bytes, cache_bytes: what is there all the time; pages with their sinks, states.
+        weight_bytes, cache_bytes: what is there all the time; slots of adapters are among the
+            former, sinks and states among the latter.
         temporary_bytes: what a step needs beside it, the largest of the steps.
         memory_bytes: of the device.
     """
@@ -67,6 +69,7 @@ def predict(config: Config, target: Target, shapes: tuple[StepShape, ...]) -> Pr
     for _, info in params.leaves(config.chip_model.parameters()):
         on_device = params.device_format(info, target.platform)
         weight_bytes += info.elements * (_bytes_each(on_device) - _bytes_each(info.format))
+    weight_bytes += adapters.num_bytes(config.chip_model, config.engine.adapters)
     tables = _table_bytes(config.chip_model) if target.platform == "tpu" else 0
     needed = tables + max((temporary_bytes(config, shape) for shape in shapes), default=0)
     memory = memory_bytes(target) // (config.mesh.num_chips if target.is_here else 1)
