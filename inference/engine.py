@@ -18,10 +18,9 @@ from inference import new_weights
 from inference.checkpoints import classifiers, resolve, weight_formats
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
-from inference.classifier import Classifier
 from inference.device_memory import DeviceMemory
 from inference.input_processor import InputProcessor
-from inference.new_weights import ParamsVersions
+from inference.new_weights import NewWeights, ParamsVersions
 from inference.open_requests import OpenRequests
 from inference.outputs import RequestOutput
 from inference.planner import cache_policy
@@ -84,6 +83,11 @@ class Engine(PromptRunner):
     def compile_s(self) -> float:
         """Seconds spent compiling so far; no step's time includes it."""
         return self._steps.compile_s + (self._prefill.compile_s if self._prefill else 0.0)
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights; 0 at first."""
+        return self._versions.current
 
     @property
     def has_work(self) -> bool:
@@ -300,9 +304,10 @@ class Engine(PromptRunner):
 
     def update_params(
         self,
-        source: Params | str | Path,
+        source: Params | str | Path | NewWeights,
         keeps_pages: bool = False,
         progress: Progress | None = None,
+        version: int | None = None,
     ) -> int:
         """Goes on with other weights of the same names, shapes and dtypes; returns their version,
         which outputs name. It happens between two steps: the tokens of steps in flight are the
@@ -311,26 +316,34 @@ class Engine(PromptRunner):
 
         Args:
             source: a tree of parameters on whatever devices, which is copied, from one mesh to
-                another without the host; what `--model` takes; or the directory of a step that
-                Orbax wrote of such a tree.
+                another without the host; what `--model` takes; the directory of a step that Orbax
+                wrote of such a tree; or what `read_weights` returned.
             keeps_pages: what is cached stays, though old weights computed it, and later prompts
                 find it; else all of it is computed again.
+            version: of the new weights; None: the next.
 
         Raises:
-            InputError: the weights are not those of this model, or the engine sleeps.
+            InputError: the weights are not those of this model, the version is not above the last,
+                or the engine sleeps.
         """
         self._check_awake()
-        hosts.current().check_alone("update_params")
-        self._check_params_stay("update_params")
-        classifier = self._classifier_of(source)
-        params = new_weights.find(source, self.config, self._declared, progress)()
+        self._versions.check(version)
+        new = self._read(source, "update_params", progress)
         self._finish_steps()
         if not keeps_pages:
             self.rebuild()  # first: where it fails, the old ones are still there
-        self._memory.set_params(params)
-        self.classifier = classifier
-        self._versions.advance(keeps_pages, self._requests.sequences)
+        self._memory.set_params(new.params)
+        self.classifier = new.classifier
+        self._versions.advance(keeps_pages, self._requests.sequences, version)
         return self._versions.current
+
+    def read_weights(self, source: str | Path) -> NewWeights:
+        """Reads what `update_params` and `wake` take; any thread may, beside steps.
+
+        Raises:
+            InputError: they are not those of this model, or not finite.
+        """
+        return self._read(source, "update_params")
 
     def export_params(self) -> Params:
         """Returns new arrays of the target's parameters as it declares them, for a trainer or Orbax
@@ -363,13 +376,16 @@ class Engine(PromptRunner):
             self._forget_pages()
         self._memory.free(keeps_weights, keeps_pages)
 
-    def wake(self, source: Params | str | Path | None = None) -> None:
+    def wake(
+        self, source: Params | str | Path | NewWeights | None = None, version: int | None = None
+    ) -> None:
         """Goes on where `sleep` left off.
 
         Args:
             source: new weights, as `update_params` takes them, which have a version of their own
                 and do what it does with pages that `sleep` kept: they stay. None: those that were
                 kept.
+            version: of new weights; None: the next.
 
         Raises:
             InputError: the engine does not sleep, no weights were kept, or the new ones are not
@@ -377,22 +393,29 @@ class Engine(PromptRunner):
         """
         if not self._memory.is_free:
             raise InputError("the engine does not sleep: there is nothing to wake")
-        classifier, params = self.classifier, None
-        if source is not None:
-            self._check_params_stay("wake with other weights")
-            classifier = self._classifier_of(source)
-            params = new_weights.find(source, self.config, self._declared)()
-        has_pages = self._memory.restore(params)
-        self.classifier = classifier
-        if source is not None:
-            self._versions.advance(has_pages, self._requests.sequences)
+        self._versions.check(version)
+        new = None if source is None else self._read(source, "wake with other weights")
+        has_pages = self._memory.restore(None if new is None else new.params)
+        if new is not None:
+            self.classifier = new.classifier
+            self._versions.advance(has_pages, self._requests.sequences, version)
 
-    def _classifier_of(self, source: Params | str | Path) -> Classifier | None:
-        """The head of new weights, which no tree of parameters has."""
-        if self.classifier is None:
-            return None
-        tokens = self.config.engine.requests.classifier_tokens
-        return new_weights.find_classifier(source, self.tokenizer, tokens)
+    def _read(
+        self,
+        source: Params | str | Path | NewWeights,
+        what: str,
+        progress: Progress | None = None,
+    ) -> NewWeights:
+        """Reads new weights for a change of this name, which is refused where they have to stay."""
+        if isinstance(source, NewWeights):
+            return source
+        hosts.current().check_alone(what)
+        if self._prefill:
+            self._prefill.check_params_stay(what)
+        has_head = self.classifier is not None
+        return new_weights.read(
+            source, self.config, self._declared, self.tokenizer, has_head, progress
+        )
 
     def _check_ready(self) -> None:
         """Does again what an interrupt has left half done."""
@@ -403,10 +426,6 @@ class Engine(PromptRunner):
     def _check_awake(self) -> None:
         if self._memory.is_free:
             raise InputError("the engine sleeps: wake() it first")
-
-    def _check_params_stay(self, what: str) -> None:
-        if self._prefill:
-            self._prefill.check_params_stay(what)
 
     def _finish_steps(self) -> None:
         try:

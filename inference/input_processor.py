@@ -205,6 +205,7 @@ class InputProcessor:
         child.results.logprobs = list(parent.results.logprobs)
         child.results.top_logprobs = list(parent.results.top_logprobs)
         child.history.params_versions = parent.history.params_versions
+        child.history.version_starts = parent.history.version_starts
         return child
 
     def _sequence(

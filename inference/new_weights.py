@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+
 from configs.engine import Config
 from configs.errors import InputError, shown
 from configs.heads import Heads
@@ -38,14 +41,26 @@ class ParamsVersions:
         self.current = 0
         self._cached: tuple[int, ...] = ()  # older ones, whose pages may still be cached
 
-    def advance(self, keeps_pages: bool, unfinished: Iterable[Sequence]) -> None:
-        """Counts new weights; with `keeps_pages` unfinished sequences name the old ones, too."""
+    def check(self, version: int | None) -> None:
+        """Raises InputError unless a version, if there is one, is above the current one."""
+        if version is not None and version <= self.current:
+            raise InputError(
+                f"weight_version={version}: must be above {self.current}, the version of the "
+                "engine's weights"
+            )
+
+    def advance(
+        self, keeps_pages: bool, unfinished: Iterable[Sequence], version: int | None = None
+    ) -> None:
+        """Counts new weights, of this version or the next; with `keeps_pages` unfinished sequences
+        name the old ones, too.
+        """
         if keeps_pages:
             for sequence in unfinished:
                 if sequence.num_computed_tokens or sequence.leader:
                     sequence.note_params(self.current)
             self._cached += (self.current,)
-        self.current += 1
+        self.current = self.current + 1 if version is None else version
 
     def forget_pages(self) -> None:
         """Forgets older weights, because no page is cached any more."""
@@ -57,6 +72,15 @@ class ParamsVersions:
         """
         for version in (*(self._cached if has_read_pages else ()), self.current):
             sequence.note_params(version)
+        sequence.note_version(self.current)
+
+
+@dataclasses.dataclass(frozen=True)
+class NewWeights:
+    """Weights that were read for a running engine, and the head that labels texts, if it has one."""
+
+    params: Params
+    classifier: Classifier | None
 
 
 def reader(
@@ -129,6 +153,42 @@ def find(
     if stored != config.model.formats:
         raise InputError(f"{shown(str(source))} has its weights in other formats than the engine")
     return reader(config, checkpoint, progress)
+
+
+def read(
+    source: Params | str | Path,
+    config: Config,
+    declared: ModelConfig,
+    tokenizer: Tokenizer | None,
+    has_classifier: bool,
+    progress: Progress | None = None,
+) -> NewWeights:
+    """Reads weights for a running engine, as `find` takes them, and the head of one that labels
+    texts; raises InputError as `find` and `find_classifier` do, or if files hold NaN or infinity.
+    """
+    classifier = None
+    if has_classifier:
+        tokens = config.engine.requests.classifier_tokens
+        classifier = find_classifier(source, tokenizer, tokens)
+    weights = find(source, config, declared, progress)()
+    if isinstance(source, str | Path):
+        _check_finite(str(source), weights)
+    return NewWeights(weights, classifier)
+
+
+def _check_finite(source: str, weights: Params) -> None:
+    """Raises InputError, naming the first leaf, if a number is NaN or infinite."""
+    for path, leaf in params.flatten(weights).items():
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        if is_float and not _all_finite(leaf):
+            raise InputError(
+                f"{shown(source)}: {path} holds NaN or infinity; give weights that are finite"
+            )
+
+
+@jax.jit
+def _all_finite(leaf: jax.Array) -> jax.Array:
+    return jnp.isfinite(leaf).all()
 
 
 def find_classifier(

@@ -16,6 +16,7 @@ class Completion:
         params_versions: of the weights that its tokens came from, in order, and of older ones
             whose pages were kept and may have been read; 0 are the engine's first
             (`Engine.update_params`).
+        version_starts: (index of a token, version) where the weights of its tokens change.
         kept_prompt_tokens: tokens of the prompt that stayed cached (`prompt_budget`).
     """
 
@@ -29,6 +30,7 @@ class Completion:
     score: float | None = None
     others: tuple["Completion", ...] = ()
     params_versions: tuple[int, ...] = ()
+    version_starts: tuple[tuple[int, int], ...] = ()
     kept_prompt_tokens: int = 0
 
 
@@ -47,7 +49,7 @@ class Score:
 @dataclasses.dataclass(frozen=True)
 class RequestOutput:
     """What is new of one request after a step; `text` is what can be shown already,
-    `params_versions` are those of all its tokens so far (`Completion`).
+    `params_versions` and `version_starts` are those of all its tokens so far (`Completion`).
 
     Of several sequences each has outputs of its own, with its `index`: those of `n` as they come,
     those of `best_of` and of a beam search once, whole and best first, when the request ends.
@@ -78,6 +80,21 @@ class RequestOutput:
     embedding: bytes = b""
     num_preemptions: int = 0
     failure: str = ""
+    version_starts: tuple[tuple[int, int], ...] = ()
+
+
+def version_ranges(
+    starts: Sequence[tuple[int, int]], begin: int, end: int
+) -> list[tuple[int, int, int]]:
+    """(first token, token behind the last, version) of an answer's tokens from `begin` to `end`;
+    `starts` as in `Completion.version_starts`.
+    """
+    stops = [*(start for start, _ in starts[1:]), end]
+    ranges = [
+        (max(begin, start), min(end, stop), version)
+        for (start, version), stop in zip(starts, stops, strict=False)
+    ]
+    return [(first, last, version) for first, last, version in ranges if first < last]
 
 
 def alternatives(tops: list[Alternatives]) -> list[dict[int, float]]:

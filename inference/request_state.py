@@ -118,7 +118,7 @@ class RequestState:
             sequence.history.params_versions,
             logprobs, tops, self._stopped_by(sequence, commit.tokens),
             sequence.prefix.num_hit_tokens or 0, sequence.queued_s, embedding,
-            sequence.history.num_preemptions, sequence.failure,
+            sequence.history.num_preemptions, sequence.failure, sequence.history.version_starts,
         )  # fmt: skip
 
     def _stopped_by(self, sequence: Sequence, tokens: list[int]) -> str | int | None:

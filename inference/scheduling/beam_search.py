@@ -45,7 +45,8 @@ class _Continuation:
             ),
             budget=Budget(beam.budget.num_excess_tokens),
             history=History(
-                beam.history.arrival_s, params_versions=beam.history.params_versions
+                beam.history.arrival_s, params_versions=beam.history.params_versions,
+                version_starts=beam.history.version_starts,
             ),
         )  # fmt: skip
 

@@ -174,6 +174,7 @@ class History:
         num_overtakes: later arrivals that were admitted before it.
         params_versions: of the weights that computed its tokens, its scores or pages that it may
             have read, in order.
+        version_starts: (index of an output token, version) where the weights of its tokens change.
     """
 
     arrival_s: float = 0.0
@@ -181,6 +182,7 @@ class History:
     num_preemptions: int = 0
     num_overtakes: int = 0
     params_versions: tuple[int, ...] = ()
+    version_starts: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -368,6 +370,13 @@ class Sequence:
     def note_params(self, version: int) -> None:
         if version not in self.history.params_versions:
             self.history.params_versions += (version,)
+
+    def note_version(self, version: int) -> None:
+        """Its next output tokens come from weights of this version."""
+        starts = self.history.version_starts
+        if not starts or starts[-1][1] != version:
+            before = tuple(start for start in starts if start[0] < self.num_output_tokens)
+            self.history.version_starts = (*before, (self.num_output_tokens, version))
 
     def note_hit(self) -> None:
         """Counts the cached prompt tokens at its first slot; pages that match later are its own."""

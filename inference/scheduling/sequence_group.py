@@ -79,6 +79,7 @@ class SequenceGroup(ABC):
                 alternatives(sequence.results.top_logprobs),
                 score,
                 params_versions=sequence.history.params_versions,
+                version_starts=sequence.history.version_starts,
                 kept_prompt_tokens=sequence.num_prompt_tokens - sequence.budget.num_excess_tokens,
             )
             for sequence, text, score in self._results()
@@ -101,6 +102,7 @@ class SequenceGroup(ABC):
                 self._first.prefix.num_hit_tokens or 0,
                 num_preemptions=sequence.history.num_preemptions,
                 failure=sequence.failure,
+                version_starts=sequence.history.version_starts,
             )  # fmt: skip
             for index, (sequence, text, _) in enumerate(self._results())
         ]

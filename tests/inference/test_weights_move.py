@@ -19,6 +19,7 @@ from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
 from inference.checkpoints import resolve
 from inference.engine import Engine
+from inference.outputs import version_ranges
 from inference.request import SamplingParams
 from layers import decoder
 from layers.params import init
@@ -167,6 +168,8 @@ def test_weights_change_under_load(mesh, overlap):
             expected = expected + by_new.generate([prompt + expected], rest)[0].token_ids
         assert answer.token_ids == expected
         assert answer.params_versions == versions[id] == (0,) * bool(first) + (1,) * (first < n)
+        ranges = version_ranges(answer.version_starts, 0, n)
+        assert ranges == [(0, first, 0)] * bool(first) + [(first, n, 1)] * (first < n)
         seen.add(answer.params_versions)
     assert seen == {(0,), (0, 1), (1,)}
 
