@@ -77,7 +77,7 @@ class ParamsVersions:
 
 @dataclasses.dataclass(frozen=True)
 class NewWeights:
-    """Weights that were read for a running engine, and the head that labels texts, if it has one."""
+    """Weights that were read for a running engine, and the head of one that labels texts."""
 
     params: Params
     classifier: Classifier | None

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sharding.hosts import Report
 
 _HOST, _PORT, _KEYS = http_flags.HOST, http_flags.PORT, http_flags.API_KEY_FILE
+_CONTROL_KEYS = http_flags.CONTROL_KEY_FILE
 _REQUEST_S, _QUEUE_S = http_flags.REQUEST_S, http_flags.QUEUE_S
 _DRAIN_S, _OTLP = http_flags.DRAIN_S, http_flags.OTLP
 _TOOL_CALLS, _SERVED_NAME = serving_flags.TOOL_CALL_PARSER, serving_flags.SERVED_MODEL_NAME
@@ -60,9 +61,9 @@ for _module in (common, host_flags, http_flags, serving_flags):
 
 UNREAD = ("json", "engine_socket")
 _UNREAD_BY_PREFILL = (
-    "api_key_file", "allowed_hosts", "allowed_origins", "root_path", "otlp_endpoint", "batch_dir",
-    "request_timeout", "max_queue_s", "drain_timeout", "tool_call_parser", "served_model_name",
-    "max_logprobs", "pooling",
+    "api_key_file", "control_key_file", "allowed_hosts", "allowed_origins", "root_path",
+    "otlp_endpoint", "batch_dir", "request_timeout", "max_queue_s", "drain_timeout",
+    "tool_call_parser", "served_model_name", "max_logprobs", "pooling",
 )  # fmt: skip
 
 
@@ -92,6 +93,7 @@ def main(_: Sequence[str]) -> None:
     from inference.server.service import Limits, Service
 
     keys, traces, site = read_keys(), read_traces(), read_site()
+    control_keys = _read_control_keys(keys)
     listening = serving.bound(_HOST.value, _PORT.value)
     url = url_of(listening)
     limits = Limits(request_s=_REQUEST_S.value, queue_s=_QUEUE_S.value)
@@ -110,7 +112,7 @@ def main(_: Sequence[str]) -> None:
         serve = functools.partial(
             serving.serve, service, listening, keys, _DRAIN_S.value, common.say
         )
-        _run(functools.partial(serve, traces=traces, site=site))
+        _run(functools.partial(serve, traces=traces, site=site, control_keys=control_keys))
 
 
 @contextlib.contextmanager
@@ -142,13 +144,34 @@ def read_keys() -> "Keys | None":
 
     keys = None
     if _KEYS.value is not None:
-        keys = access.read_keys(f"--api_key_file={_KEYS.value}", _KEYS.value)
-        if Path(_KEYS.value).expanduser().stat().st_mode & 0o077:
-            common.say(f"--api_key_file={_KEYS.value} can be read by other users: chmod 600")
+        keys = _read_keys(f"--api_key_file={_KEYS.value}", _KEYS.value)
     if keys is None and not access.is_local(_HOST.value):
         raise InputError(
             f"--host={_HOST.value} can be reached by others: give --api_key_file, a key a line"
         )
+    return keys
+
+
+def _read_control_keys(keys: "Keys | None") -> "Keys | None":
+    """The keys of requests that control the engine, if any; raises InputError if the file is
+    invalid, or has a key of other requests.
+    """
+    path = _CONTROL_KEYS.value
+    if path is None:
+        return None
+    label = f"--control_key_file={path}"
+    control_keys = _read_keys(label, path)
+    if keys is not None and keys.names & control_keys.names:
+        raise InputError(f"{label}: has a key of --api_key_file; give it keys of its own")
+    return control_keys
+
+
+def _read_keys(label: str, path: str) -> "Keys":
+    from inference.server.web import access
+
+    keys = access.read_keys(label, path)
+    if Path(path).expanduser().stat().st_mode & 0o077:
+        common.say(f"{label} can be read by other users: chmod 600")
     return keys
 
 
@@ -252,7 +275,8 @@ def _load(report: "Report | None" = None) -> "ServedEngine":
     warm_up = functools.partial(common.warm_up, engine, seals=False)
     machine = lookup.cached(config.model, engine.model_runner.implementations)
     prepare = warm_up if _WARM_UP.value else lambda: None
-    return ServedEngine(engine, name, prepare, machine, _POOLING.value)
+    source = common.model_name()
+    return ServedEngine(engine, name, prepare, machine, _POOLING.value, source)
 
 
 def _compute_prompts(report: "Report") -> NoReturn:

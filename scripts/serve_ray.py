@@ -42,6 +42,8 @@ def main(argv: Sequence[str]) -> None:
     failures.check_packages("serve_ray", "serve,ray", "ray")
     if flags.FLAGS.batch_dir is not None:
         raise InputError("replicas store no files and batches: leave --batch_dir out")
+    if flags.FLAGS.control_key_file is not None:
+        raise InputError("--control_key_file: must be left out, because replicas differ then")
     least = 2 if replicas_flag.REPLICAS.value is None else replicas_flag.REPLICAS.value
     max_replicas = least if _MAX_REPLICAS.value is None else _MAX_REPLICAS.value
     if not 1 <= least <= max_replicas:

@@ -59,6 +59,52 @@ class Retain(Message):
     cache_salt: str | None = None
 
 
+class Pause(Message):
+    """No step begins until `Resume`; requests are added as usual."""
+
+    id: int
+
+
+class Resume(Message):
+    """Ends a pause."""
+
+    id: int
+
+
+class Sleep(Message):
+    """Frees the device's memory: see `Engine.sleep`. No request may be added until `Wake`."""
+
+    id: int
+    keeps_weights: bool
+
+
+class NewSource(Message):
+    """Where other weights are.
+
+    Attributes:
+        path: as `--model` takes it, or a step of Orbax's; None: of the model that was started with.
+        version: of these weights; None: the next.
+    """
+
+    path: str | None = None
+    version: int | None = None
+
+
+class Wake(Message):
+    """Ends a sleep: see `Engine.wake`. `source`: of other weights; None: those that were kept."""
+
+    id: int
+    source: NewSource | None = None
+
+
+class UpdateWeights(Message):
+    """Other weights: see `Engine.update_params`. They are read beside steps."""
+
+    id: int
+    source: NewSource
+    keeps_pages: bool = False
+
+
 class Stop(Message):
     """Ends the engine's process."""
 
@@ -171,6 +217,19 @@ class Refused(Message):
     reason: str
 
 
+class Controlled(Message):
+    """Ends a `Control` message, whose id this is.
+
+    Attributes:
+        weight_version: of the weights from here on.
+        error: why nothing was changed; "" where it was carried out.
+    """
+
+    id: int
+    weight_version: int
+    error: str = ""
+
+
 # Tokens of a step up to which it is counted in one of `Heartbeat.iteration_tokens`.
 ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -213,8 +272,8 @@ class Heartbeat(Message):
     prefill_bandwidth: float | None = None
 
 
-class Compiling(Message):
-    """The loop waits for a compilation."""
+class Busy(Message):
+    """The loop waits for a compilation, or for weights to be moved."""
 
 
 class Joining(Message):
@@ -231,8 +290,9 @@ class HostLost(Message):
     why: str
 
 
-ToEngine = Add | Abort | Retain | Stop
-FromEngine = Loaded | Ready | Outputs | Refused | Heartbeat | Compiling | Joining | HostLost
+Control = Pause | Resume | Sleep | Wake | UpdateWeights
+ToEngine = Add | Abort | Retain | Control | Stop
+FromEngine = Loaded | Ready | Outputs | Refused | Controlled | Heartbeat | Busy | Joining | HostLost
 
 _ENCODER = msgspec.msgpack.Encoder()
 TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -54,6 +54,7 @@ class Service:
     Attributes:
         metrics: shown by `/metrics`.
         started: seconds since 1970.
+        has_control: clients with a key for that may control the engine.
         num_keys: number of clients' keys; with several, no client may fill the queue.
         batches: files and batches of clients; None: none are stored here.
         is_draining: running requests continue, new ones are rejected.
@@ -76,6 +77,7 @@ class Service:
         self.limits = limits
         self.client = EngineClient(launcher, self._load_texts, limits.heartbeat_s, restarts)
         self.started = int(time.time())
+        self.has_control = False
         self.num_keys = 0
         self.batches = batches
         self.is_draining = False
@@ -133,6 +135,11 @@ class Service:
 
     def check_ready(self) -> None:
         """Raises an `ApiError` (503), with the state, unless new requests are served."""
+        self.check_engine()
+        self.client.control.check_awake()
+
+    def check_engine(self) -> None:
+        """As `check_ready`, whether or not the engine sleeps."""
         if self.is_draining:
             raise unavailable("the server is shutting down")
         if self.client.state is not State.READY:

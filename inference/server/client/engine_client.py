@@ -8,12 +8,14 @@ import logging
 import operator
 import signal
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server import frames
+from inference.server.client.engine_control import EngineControl
+from inference.server.client.engine_ends import EngineEnds
 from inference.server.client.engine_totals import EngineTotals
 from inference.server.client.fair_queue import FairQueue
 from inference.server.client.launch import Launcher
@@ -22,6 +24,8 @@ from inference.server.client.turnover import Turnover
 from inference.server.frames import (
     Abort,
     ConnectionClosed,
+    Control,
+    Controlled,
     FromEngine,
     Heartbeat,
     HostLost,
@@ -36,7 +40,7 @@ from inference.server.frames import (
 from inference.server.protocol import sampling
 from inference.server.protocol.errors import ApiError, unavailable
 
-_RESTARTS, _WITHIN_S = 5, 600.0
+_RESTARTS = 5  # in ten minutes
 _FIRST_PAUSE_S = 0.05  # before a restart; doubled for each further one
 _HOST_LOST = 256  # in place of a status: the engine ended because another host had
 _KILLED = (0, -signal.SIGKILL, -signal.SIGTERM, _HOST_LOST)  # 0: no engine has ended yet
@@ -74,6 +78,7 @@ class EngineClient:
 
     Attributes:
         facts: the engine's description of itself; None until `is_loaded` is set.
+        control: pauses the engine, lets it sleep and changes its weights.
         heard_at: when the latest message came, of any kind.
         num_restarts: how often the engine ended and was started again.
         trouble: why the latest engine ended, or which host the next one waits for; "" while it
@@ -95,6 +100,7 @@ class EngineClient:
         self.state = State.LOADING
         self.facts: Loaded | None = None
         self.is_loaded = asyncio.Event()
+        self.control = EngineControl(self._send_control, self._abort_running, self._reopen)
         self._totals = EngineTotals()
         self.heartbeat_at = time.monotonic()
         self.heard_at = time.monotonic()
@@ -120,9 +126,7 @@ class EngineClient:
         self._holds = True  # new requests wait until the engine has those of the last engine
         self._alone: PendingRequest | None = None  # the only request that a new engine has
         self._status = 0  # exit status of the last engine that had requests
-        self._ends: deque[float] = deque()  # when engines ended lately
-        self._explained: deque[float] = deque()  # ends that a failed request caused
-        self._is_unexplained = False  # no request explains the latest end: they are tried alone
+        self._ends = EngineEnds()
         self._ids = itertools.count(1)
         self._going_on: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
@@ -179,14 +183,13 @@ class EngineClient:
                 if was_ready:
                     was_ever_ready, self._status = True, status
                 self._note_end(status)
-                num_ends = len(self._ends) + len(self._explained)
-                if not (was_ever_ready and self._restarts) or num_ends > _RESTARTS:
+                if not (was_ever_ready and self._restarts) or len(self._ends) > _RESTARTS:
                     raise EngineFailed(self.trouble)
                 _log.error("%s: the engine is started again", self.trouble)
                 self.num_restarts += 1
                 self._enter(State.RESTARTING)
                 with contextlib.suppress(TimeoutError):
-                    pause_s = _FIRST_PAUSE_S * 2 ** (num_ends - 1)
+                    pause_s = _FIRST_PAUSE_S * 2 ** (len(self._ends) - 1)
                     await asyncio.wait_for(self._stopped.wait(), pause_s)
         finally:
             self._enter(State.ENDED)
@@ -204,21 +207,15 @@ class EngineClient:
         A request that was tried alone fails if the engine failed by itself, or was killed for the
         second time. The ends that it caused no longer count once an engine answers other requests.
         """
-        now = time.monotonic()
-        self._ends.append(now)
+        self._ends.add()
         suspect, self._alone = self._alone, None
         if suspect is None or suspect not in self._sent:
-            self._is_unexplained = True
+            self._ends.suspect_any()
         else:
             suspect.num_blamed += 1
             if status not in _KILLED or suspect.num_blamed > 1:
                 self._fail(suspect, ApiError(500, _FAILED, code="engine_error", may_retry=False))
-                for _ in range(min(suspect.num_blamed + self._is_unexplained, len(self._ends))):
-                    self._explained.append(self._ends.pop())
-                self._is_unexplained = False
-        for ends in (self._ends, self._explained):
-            while ends and ends[0] < now - _WITHIN_S:
-                ends.popleft()
+                self._ends.explain(suspect.num_blamed)
 
     async def stop(self) -> None:
         """Ends the engine; `run` returns."""
@@ -278,6 +275,25 @@ class EngineClient:
         if self._writer is not None:
             self._writer.write(frames.encode(Retain(list(tokens), cache_salt)))
 
+    def _send_control(self, message: Control) -> None:
+        if self._writer is None:
+            raise self._lost()
+        self._writer.write(frames.encode(message))
+
+    def _abort_running(self) -> None:
+        """Ends all answers that are generated where they are, but for those of batches."""
+        for request in [*self._sent, *self._waiting]:
+            if request.generates and not request.is_background:
+                self._drop(request)
+                self._forget(request)
+                request.end()
+
+    def _reopen(self) -> None:
+        """Sends requests, unless they are held from now on."""
+        if self.control.is_held:
+            self._turnover.look(is_full=False)
+        self._release()
+
     def _drop(self, request: PendingRequest) -> None:
         """Has the engine end what it runs of a request."""
         for id in request.ids:
@@ -286,7 +302,7 @@ class EngineClient:
 
     def _release(self) -> None:
         """Sends the requests that the engine has room for."""
-        if self._holds or self._writer is None or self.facts is None:
+        if self._holds or self.control.is_held or self._writer is None or self.facts is None:
             return
         max_sent = self.facts.num_slots + max(1, self.facts.num_slots // _AHEAD)
         while self._waiting and self._num_sent < max_sent:
@@ -350,6 +366,7 @@ class EngineClient:
         alone until it has a token (`_note_end`).
         """
         was_killed = self._status in _KILLED
+        await self.control.restore()
         for request in sorted(self._sent, key=_IS_BACKGROUND):
             if request not in self._sent:  # aborted meanwhile
                 continue
@@ -385,6 +402,7 @@ class EngineClient:
             watching.cancel()
             self._holds = True
             self._turnover.look(is_full=False)
+            self.control.lost()
             if self._going_on is not None:
                 self._going_on.cancel()
             self._writer.close()
@@ -430,6 +448,8 @@ class EngineClient:
         elif isinstance(message, Ready):
             self._enter(State.READY)
             self._going_on = asyncio.create_task(self._go_on())
+        elif isinstance(message, Controlled):
+            self.control.take(message)
         elif isinstance(message, Refused) and (request := self._open.get(message.id)):
             self.abort(request)  # all its answers
             request.fail(sampling.invalid(message.reason))
@@ -438,7 +458,7 @@ class EngineClient:
         request = self._open.get(output.id)
         if request is None:  # aborted meanwhile
             return
-        self._explained.clear()
+        self._ends.answered()
         if request is self._alone:
             self._alone = None
         num_before = request.num_sequences

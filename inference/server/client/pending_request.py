@@ -63,6 +63,11 @@ class PendingRequest:
         return self._params.priority
 
     @property
+    def generates(self) -> bool:
+        """Whether it has answers: a prompt that is only read has none."""
+        return self._params.max_new_tokens > 0 and self._params.pooling is None
+
+    @property
     def num_prompt_tokens(self) -> int:
         return len(self._tokens)
 
@@ -118,6 +123,14 @@ class PendingRequest:
     def fail(self, error: Exception) -> None:
         self.has_news.set()
         self._inbox(error)
+
+    def end(self) -> None:
+        """Ends its open answers where they are."""
+        self.has_news.set()
+        for index, is_done in enumerate(self._is_done):
+            if not is_done:
+                self._is_done[index] = True
+                self._inbox(RequestOutput(0, [], "", "abort", index))
 
     def messages(self, ids: Iterator[int]) -> list[Add]:
         """Requests to an engine for everything that is missing, under new ids.

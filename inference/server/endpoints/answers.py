@@ -1,10 +1,11 @@
 """The answers to the prompts of one request, in pieces as they come."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple
 
-from inference.outputs import RequestOutput
+from inference.outputs import RequestOutput, version_ranges
 from inference.request import SamplingParams
 from inference.server import traces
 from inference.server.client.generation import Generation
@@ -14,7 +15,7 @@ from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError
 from inference.server.protocol.fields import Sampling
 from inference.server.protocol.logprobs import Token
-from inference.server.protocol.responses import PromptTokensDetails, Usage
+from inference.server.protocol.responses import PromptTokensDetails, Usage, WeightVersions
 from inference.server.protocol.tools import OfferedTools
 from inference.server.service import Service
 from inference.text.grammar import relaxed
@@ -42,6 +43,8 @@ class Piece:
         finish_reason: of the answer's last piece.
         stop_reason: the request's stop string or token that ended the answer.
         num_cached_tokens: of the prompt, in the last piece of the prompt's first answer.
+        weight_versions: (first token, token behind the last, version) of the weights of the new
+            tokens, counted from the answer's start.
     """
 
     index: int
@@ -51,6 +54,14 @@ class Piece:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
+    weight_versions: Sequence[tuple[int, int, int]] = ()
+
+    def add_versions(self, ranges: WeightVersions) -> None:
+        """Adds its `weight_versions` to those of the answer's earlier pieces."""
+        for begin, end, version in self.weight_versions:
+            if ranges and ranges[-1][2] == version:
+                begin, _, _ = ranges.pop()
+            ranges.append((begin, end, version))
 
     @property
     def is_visible(self) -> bool:
@@ -105,6 +116,7 @@ class Answers:
         self._num_top_logprobs = sampling.num_top_logprobs(request)
         self._shows_stop = bool(request.include_stop_str_in_output)
         self._caller = caller
+        self._num_tokens: Counter[int] = Counter()  # of each answer
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields pieces of all answers; closing the generator aborts the requests.
@@ -181,9 +193,12 @@ class Answers:
         if self._num_top_logprobs is not None:
             tokens = logprobs.tokens(output.token_ids, output.logprobs, output.top_logprobs)
         is_last = output.finish_reason is not None and not output.index
+        begin = self._num_tokens[index]
+        end = self._num_tokens[index] = begin + len(output.token_ids)
         return Piece(
             index, text, output.token_ids, tokens, output.finish_reason, output.stopped_by,
             output.num_cached_tokens if is_last else 0,
+            version_ranges(output.version_starts, begin, end),
         )  # fmt: skip
 
     def count(self, piece: Piece) -> None:

@@ -25,6 +25,7 @@ from inference.server.protocol.responses import (
     Delta,
     PromptLogprobs,
     Usage,
+    WeightVersions,
 )
 from inference.server.service import Service
 from inference.text import layouts
@@ -34,7 +35,11 @@ from inference.text.thoughts import Stage
 async def encode(
     service: Service, request: ChatRequest, offer: tools.OfferedTools | None
 ) -> list[int]:
-    """Token ids of a conversation with its tools; an `ApiError` names a wrong field."""
+    """Token ids of a conversation with its tools, or those that the client has made of it; an
+    `ApiError` names a wrong field.
+    """
+    if request.input_ids is not None:
+        return parse.check_ids(request.input_ids, service.facts.vocab_size, "input_ids")
     begins, continues = tools.check_turn(request)
     offered = None if offer is None else offer.tools
     variables = tools.variables(request, service.texts.tokenizer.template_for(offered) or "")
@@ -82,6 +87,7 @@ class Chat:
         params = reasoning.limited(params, start, service.facts, tokenizer, holds_in_thoughts)
         self._readers = [self._reader(start) for _ in range(request.n or 1)]
         self._token_ids: list[list[int]] = [[] for _ in self._readers]
+        self._versions: list[WeightVersions] = [[] for _ in self._readers]
         prompt = EncodedPrompt(tokens, params)
         self._answers = Answers(service, request, [prompt], self._caller)
 
@@ -100,7 +106,9 @@ class Chat:
         choices = [ChatChoice(index, AnswerMessage("")) for index, _ in enumerate(self._readers)]
         for choice in choices:
             choice.logprobs = ChatLogprobs([]) if self._request.logprobs else None
-            choice.token_ids = [] if self._request.return_token_ids else None
+            if self._request.return_token_ids:
+                choice.token_ids = self._token_ids[choice.index]
+                choice.weight_versions = self._versions[choice.index]
         prompt_logprobs: PromptLogprobs | None = None
         if self._request.prompt_logprobs is not None:
             (scores,) = await self._answers.scores(self._request.prompt_logprobs)
@@ -110,8 +118,6 @@ class Chat:
             messages.add(choice.message, news)
             if choice.logprobs and (chat_logprobs := self.logprobs_of(piece)):
                 choice.logprobs.content += chat_logprobs.content
-            if isinstance(choice.token_ids, list):
-                choice.token_ids += piece.token_ids
             choice.finish_reason, choice.stop_reason = news.finish_reason, piece.stop_reason
         answer = self._header.answer(choices, self._answers.usage)
         answer.prompt_logprobs = prompt_logprobs
@@ -152,6 +158,7 @@ class Chat:
             chat_delta.stop_reason = piece.stop_reason
         if self._request.return_token_ids:
             chat_delta.token_ids = list(piece.token_ids)
+            chat_delta.weight_versions = list(piece.weight_versions)
         return chat_delta
 
     async def news(self) -> AsyncGenerator[tuple[Piece, News], None]:
@@ -165,11 +172,23 @@ class Chat:
         self._answers.count(piece)
         news = self._readers[piece.index].read(piece)
         self._token_ids[piece.index] += piece.token_ids
+        piece.add_versions(self._versions[piece.index])
         if news.finish_reason == "tool_calls":
             self._answers.retain(self._token_ids[piece.index])
         num_tokens = sum(reader.num_reasoning_tokens for reader in self._readers)
         self.usage.completion_tokens_details = CompletionTokensDetails(num_tokens)
         return news if self._request.include_reasoning is not False else news.without_reasoning
+
+    @property
+    def token_fields(self) -> dict[str, object]:
+        """Token ids of the prompt and of the only answer so far, and versions of the weights, for
+        other encodings; empty unless the request has `return_token_ids`.
+        """
+        if not self._request.return_token_ids:
+            return {}
+        [token_ids], [versions] = self._token_ids, self._versions
+        prompt = self._answers.prompts[0].tokens
+        return {"prompt_token_ids": prompt, "token_ids": token_ids, "weight_versions": versions}
 
     @property
     def usage(self) -> Usage:

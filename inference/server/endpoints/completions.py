@@ -5,6 +5,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec import UNSET
 from starlette.responses import Response
 
 from inference.server.endpoints import gaps
@@ -90,6 +91,7 @@ class Completions:
             choice.token_ids = choice.prompt_token_ids = choice.prompt_logprobs = None
             if self._request.return_token_ids:
                 choice.token_ids, choice.prompt_token_ids = [], self._prompt_of(choice.index).tokens
+                choice.weight_versions = []
         if self._request.prompt_logprobs is not None:
             scores = await self._answers.scores(self._request.prompt_logprobs)
             for choice in choices:
@@ -101,6 +103,8 @@ class Completions:
             tokens[piece.index] += piece.tokens
             if isinstance(choice.token_ids, list):
                 choice.token_ids += piece.token_ids
+            if choice.weight_versions is not UNSET:
+                piece.add_versions(choice.weight_versions)
             choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
         if self._request.logprobs is not None:
             for choice, shape, answer_tokens in zip(choices, self._shapes, tokens, strict=True):
@@ -128,6 +132,7 @@ class Completions:
             choice.logprobs = self._shapes[piece.index].of(piece.tokens)
         if self._request.return_token_ids:
             choice.token_ids = list(piece.token_ids)
+            choice.weight_versions = list(piece.weight_versions)
         return choice
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:

@@ -15,6 +15,7 @@ DESCRIPTIONS = {WIRE_NAMES[name]: field.doc for name, field in FIELDS.items() if
     "include_stop_str_in_output": "The stop text is a part of the answer.",
     "include_reasoning": "The answer's thought is returned.",
     "input": "The prompt.",
+    "input_ids": "The prompt's token ids, in place of what the template makes of the messages.",
     "input_extra": "Other files, which come first in the model's prompt.",
     "input_prefix": "The text before the gap.",
     "input_suffix": "The text after the gap.",

@@ -1,5 +1,6 @@
 """POST /infill: fills a gap, with llama.cpp's fields; a completion with a suffix otherwise."""
 
+from collections.abc import Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -55,26 +56,37 @@ class Filling:
     async def answer(self) -> Response:
         """Returns the whole answer; an `ApiError` says that the engine cannot."""
         pieces = [piece async for piece in self._completions.pieces()]
-        ids = [id for piece in pieces for id in piece.token_ids] if self._has_ids else []
-        return whole(self._part("".join(piece.text for piece in pieces), ids, pieces[-1]))
+        answer = self._part("".join(piece.text for piece in pieces), pieces[-1])
+        if self._has_ids:
+            self._add_ids(answer, pieces)
+        return whole(answer)
 
     async def events(self) -> Events:
         """Yields the answer as it comes; errors as `answer`."""
-        ids: list[int] = []
+        unsent: list[Piece] = []
         async with aclosing(self._completions.pieces()) as pieces:
             async for piece in pieces:
-                ids += piece.token_ids
+                unsent.append(piece)
                 if piece.is_visible:
-                    yield b"data: " + _ENCODER.encode(self._part(piece.text, ids, piece)) + b"\n\n"
-                    ids = []
+                    part = self._part(piece.text, piece)
+                    self._add_ids(part, unsent)
+                    yield b"data: " + _ENCODER.encode(part) + b"\n\n"
+                    unsent = []
 
-    def _part(self, text: str, ids: list[int], piece: Piece) -> InfillAnswer:
-        """The answer's part whose last piece this is."""
+    def _add_ids(self, part: InfillAnswer, pieces: Sequence[Piece]) -> None:
+        part.weight_versions = []
+        for piece in pieces:
+            part.tokens += piece.token_ids
+            piece.add_versions(part.weight_versions)
+
+    def _part(self, text: str, piece: Piece) -> InfillAnswer:
+        """The answer's part whose last piece this is, without its tokens."""
         usage, word = self._completions.usage, piece.stop_reason
         assert usage.prompt_tokens_details is not None
-        stop_type = {None: "none", "length": "limit"}.get(piece.finish_reason, "eos")
+        cuts = {None: "none", "length": "limit", "abort": "limit"}
+        stop_type = cuts.get(piece.finish_reason, "eos")
         return InfillAnswer(
-            text, ids, piece.finish_reason is not None, self._model, usage.prompt_tokens,
+            text, [], piece.finish_reason is not None, self._model, usage.prompt_tokens,
             usage.prompt_tokens_details.cached_tokens, usage.completion_tokens,
             "word" if isinstance(word, str) else stop_type, word if isinstance(word, str) else "",
         )  # fmt: skip

@@ -10,16 +10,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from configs.errors import InputError, is_fault
 from inference.outputs import RequestOutput
 from inference.server.engine_process.channel import Channel
+from inference.server.engine_process.controls import Controls
 from inference.server.engine_process.served import Served
 from inference.server.frames import (
     Abort,
     Add,
-    Compiling,
+    Busy,
     ConnectionClosed,
     Outputs,
     Ready,
     Refused,
     Retain,
+    Stop,
     ToEngine,
 )
 
@@ -49,6 +51,7 @@ class EngineLoop:
         self._ids: dict[int, int] = {}  # client's id -> engine's id
         self._preparing: dict[int, tuple[Add, Future[None]]] = {}  # by the client's ids
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        self._controls = Controls(engine, channel.send)
         self._is_stopped = False
         self._has_ended = threading.Event()
         self._heartbeat_at = 0.0
@@ -61,7 +64,7 @@ class EngineLoop:
             self._channel.send(self._engine.facts())
             self._engine.warm_up()
             self._channel.send(Ready())
-            threading.Thread(target=self._report_compiling, daemon=True).start()
+            threading.Thread(target=self._report_busy, daemon=True).start()
             while not self._is_stopped:
                 self._turn()
         except ConnectionClosed as error:
@@ -71,19 +74,22 @@ class EngineLoop:
             for id in list(self._open):
                 self._forget(id)
             self._thread.shutdown(wait=False, cancel_futures=True)
+            self._controls.close()
         return self._is_stopped
 
     def _turn(self) -> None:
-        wait_s = _POLL_S if self._preparing else _HEARTBEAT_S
-        if self._engine.has_work:
+        controls = self._controls
+        wait_s = _POLL_S if self._preparing or controls.has_due else _HEARTBEAT_S
+        if controls.may_step and self._engine.has_work:
             wait_s = min(self._engine.slack_s(), _LOOK_S)
         for message in self._channel.receive(wait_s):
             self._handle(message)
-        for id, (request, future) in list(self._preparing.items()):
+        controls.carry_out()
+        for id, (request, future) in list(self._preparing.items() if controls.is_awake else ()):
             if future.done():
                 del self._preparing[id]
                 self._add(request, future)
-        if self._engine.has_work and not self._engine.slack_s():
+        if controls.may_step and self._engine.has_work and not self._engine.slack_s():
             outputs = [self._for_client(output) for output in self._engine.step()]
             if outputs := [output for output in outputs if output is not None]:
                 self._channel.send(Outputs(outputs))
@@ -91,12 +97,12 @@ class EngineLoop:
             self._channel.send(self._engine.heartbeat())
             self._heartbeat_at = now
 
-    def _report_compiling(self) -> None:
-        """Sends `Compiling` while the loop waits for a compiler, so that it does not look hung."""
+    def _report_busy(self) -> None:
+        """Sends `Busy` while the loop waits for a compiler or weights: it does not look hung."""
         with contextlib.suppress(ConnectionClosed):
             while not self._has_ended.wait(_HEARTBEAT_S):
-                if self._engine.is_compiling:
-                    self._channel.send(Compiling())
+                if self._engine.is_compiling or self._controls.is_busy:
+                    self._channel.send(Busy())
 
     def _handle(self, message: ToEngine) -> None:
         if isinstance(message, Add):
@@ -112,8 +118,10 @@ class EngineLoop:
                 self._forget(self._ids[message.id])
         elif isinstance(message, Retain):
             self._engine.retain(message.tokens, message.cache_salt)
-        else:
+        elif isinstance(message, Stop):
             self._is_stopped = True
+        else:
+            self._controls.take(message)
 
     def _add(self, request: Add, prepared: Future[None] | None = None) -> None:
         try:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from inference.new_weights import NewWeights
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server.frames import Heartbeat, Loaded
@@ -45,6 +46,24 @@ class Served(Protocol):
 
     def retain(self, tokens: Sequence[int], cache_salt: str | None) -> None:
         """Lets what is cached of a conversation outlive other prefixes until it goes on."""
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights; 0 at first."""
+
+    def read_weights(self, path: str | None) -> NewWeights:
+        """Reads other weights, in another thread; None: those of the model once more. Raises
+        InputError if they are not this model's.
+        """
+
+    def update_weights(self, new: NewWeights, version: int | None, keeps_pages: bool) -> None:
+        """Goes on with other weights, as `Engine.update_params`."""
+
+    def sleep(self, keeps_weights: bool) -> None:
+        """Frees the device's memory; raises InputError if it cannot."""
+
+    def wake(self, new: NewWeights | None, version: int | None) -> None:
+        """Ends `sleep`, as `Engine.wake`."""
 
     def step(self) -> list[RequestOutput]:
         """Runs a step of the sequences that can run; returns their outputs."""

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from configs.hardware.spec import HardwareSpec
 from inference.engine import Engine
+from inference.new_weights import NewWeights
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.scheduling.step_schedule import Counters
@@ -30,14 +31,16 @@ class ServedEngine:
         warm_up: Callable[[], object],
         hardware: HardwareSpec | None = None,
         pooling: str = "last",
+        source: str = "",
     ):
         """`name`: of the model; `hardware`: of this machine, if known; `pooling`: of embeddings, if
-        the engine makes them.
+        the engine makes them; `source`: what `--model` names, of which weights are read again.
         """
         self._engine = engine
         self._warm_up = warm_up
         self._name = name
         self._pooling = pooling
+        self._source = source
         self._num_generated = 0
         self._hardware = hardware
         self._steps = StepFigures(engine.config, hardware)
@@ -88,6 +91,22 @@ class ServedEngine:
 
     def retain(self, tokens: Sequence[int], cache_salt: str | None) -> None:
         self._engine.retain(tokens, cache_salt)
+
+    @property
+    def weight_version(self) -> int:
+        return self._engine.weight_version
+
+    def read_weights(self, path: str | None) -> NewWeights:
+        return self._engine.read_weights(self._source if path is None else path)
+
+    def update_weights(self, new: NewWeights, version: int | None, keeps_pages: bool) -> None:
+        self._engine.update_params(new, keeps_pages, version=version)
+
+    def sleep(self, keeps_weights: bool) -> None:
+        self._engine.sleep(keeps_weights)
+
+    def wake(self, new: NewWeights | None, version: int | None) -> None:
+        self._engine.wake(new, version)
 
     def step(self) -> list[RequestOutput]:
         counters = self._engine.scheduler.counters

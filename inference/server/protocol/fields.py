@@ -15,6 +15,7 @@ Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 NewTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=64)]
 Short = Annotated[str, Meta(max_length=512)]
+InputIds = Annotated[list[Tokens], Meta(min_length=1)]  # at most the context
 TruncatedTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Side = Literal["left", "right"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -254,6 +255,7 @@ class ChatRequest(Sampling, kw_only=True):
         separate_reasoning: the answer's thought is no part of its content (the default).
         include_reasoning: the thought is returned (the default).
         reasoning_effort, documents: variables of the template, which has to read them.
+        input_ids: the prompt's token ids, in place of what the template makes of the messages.
     """
 
     messages: Messages
@@ -272,6 +274,7 @@ class ChatRequest(Sampling, kw_only=True):
     include_reasoning: bool | None = None
     reasoning_effort: Effort | None = None
     documents: Annotated[list[dict[str, str]], Meta(max_length=MAX_MESSAGES)] | None = None
+    input_ids: InputIds | None = None
 
 
 class TokenizeRequest(Struct, kw_only=True):

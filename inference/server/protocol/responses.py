@@ -50,6 +50,11 @@ class PromptLogprob(Struct):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+# (first token, token behind the last, version of the weights) of the tokens that come with it,
+# counted from the answer's start.
+WeightVersions = list[tuple[int, int, int]]
+
+
 class CompletionChoice(Struct):
     """An answer, or the new part of one."""
 
@@ -62,6 +67,7 @@ class CompletionChoice(Struct):
     token_ids: list[int] | None | UnsetType = UNSET
     prompt_token_ids: list[int] | None | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | None | UnsetType = UNSET
+    weight_versions: WeightVersions | UnsetType = UNSET  # beside `token_ids`
 
 
 class InfillAnswer(Struct):
@@ -73,6 +79,7 @@ class InfillAnswer(Struct):
         stop_type: what ended it: none, eos (an end token), limit or word (a stop text).
         tokens_evaluated: of the prompt; `tokens_cached` of them had cached pages.
         tokens_predicted: generated so far.
+        weight_versions: of `tokens`.
     """
 
     content: str
@@ -85,6 +92,7 @@ class InfillAnswer(Struct):
     stop_type: str = "none"
     stopping_word: str = ""
     index: int = 0
+    weight_versions: WeightVersions | UnsetType = UNSET
 
 
 class Alternative(Struct):
@@ -176,6 +184,7 @@ class ChatChoice(Struct):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
+    weight_versions: WeightVersions | UnsetType = UNSET
 
 
 class ChatDelta(Struct):
@@ -187,6 +196,7 @@ class ChatDelta(Struct):
     finish_reason: str | None = None
     stop_reason: str | int | None | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    weight_versions: WeightVersions | UnsetType = UNSET
 
 
 class AnswerBody(Struct):

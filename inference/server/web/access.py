@@ -6,7 +6,8 @@ import hmac
 import ipaddress
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -135,10 +136,11 @@ class Access:
         max_requests: int,
         pages: Iterable[str] = (),
         site: Site = NO_PROXY,
+        path_keys: Mapping[str, Keys] = MappingProxyType({}),
     ):
         """`is_local`: the server listens on loopback only; `max_requests`: at a time, probes not
         counted; `pages`: paths that need no key, because a browser fetches them without; `site`:
-        the server's public addresses.
+        the server's public addresses; `path_keys`: keys of paths that have their own.
         """
         self._app = app
         self._keys = keys
@@ -146,6 +148,7 @@ class Access:
         self._max_requests = max_requests
         self._pages = frozenset(pages)
         self._site = site
+        self._path_keys = path_keys
         self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -193,14 +196,19 @@ class Access:
             raise unavailable(
                 f"{self._max_requests} requests are being answered, the most at a time"
             )
-        if self._keys is None or scope["path"] in self._pages:
+        path_keys = self._path_keys.get(scope["path"])
+        valid = self._keys if path_keys is None else path_keys
+        if valid is None or (path_keys is None and scope["path"] in self._pages):
             return ""
         keys = headers.getlist(_API_KEY)
         for value in headers.getlist("authorization"):
             kind, _, key = value.partition(" ")
             keys.append(key.strip() if kind.lower() == "bearer" else "")
-        client = self._keys.name(keys[0]) if len(keys) == 1 else ""
+        client = valid.name(keys[0]) if len(keys) == 1 else ""
         if not client:
+            if path_keys is not None and len(keys) == 1 and self._keys and self._keys.name(keys[0]):
+                why = "this key does not control the engine: send one of --control_key_file"
+                raise ApiError(403, why, code="invalid_api_key")
             why = "the header Authorization, or x-api-key, holds no key of this server"
             if len(keys) > 1:
                 why = "the headers Authorization and x-api-key hold several keys: send one"

@@ -19,24 +19,37 @@ from inference.server.protocol.event_stream import unless_gone
 from inference.server.service import Limits, Service
 from inference.server.web import body, page_files
 from inference.server.web.access import BACKGROUND_S, CLIENT, NO_PROXY, Access, Keys, Site
-from inference.server.web.operations import OPERATIONS, Operation
+from inference.server.web.operations import CONTROL, Operation, operations_of
 
 _MAX_NAMED = 16  # ignored fields that an answer names
 
 
 def application(
-    service: Service, keys: Keys | None = None, is_local: bool = True, site: Site = NO_PROXY
+    service: Service,
+    keys: Keys | None = None,
+    is_local: bool = True,
+    site: Site = NO_PROXY,
+    control_keys: Keys | None = None,
 ) -> ASGIApp:
-    """The application with access control; `keys`, `is_local` and `site` as `Access` has them."""
-    return guarded(routed(service), service.limits, keys, is_local, site)
+    """The application with access control; `keys`, `is_local` and `site` as `Access` has them.
+    `control_keys`: of clients that may control the engine; None: none may.
+    """
+    service.has_control = control_keys is not None
+    return guarded(routed(service), service.limits, keys, is_local, site, control_keys)
 
 
 def guarded(
-    app: ASGIApp, limits: Limits, keys: Keys | None, is_local: bool, site: Site = NO_PROXY
+    app: ASGIApp,
+    limits: Limits,
+    keys: Keys | None,
+    is_local: bool,
+    site: Site = NO_PROXY,
+    control_keys: Keys | None = None,
 ) -> ASGIApp:
-    """Adds access control; the pages need no key."""
+    """Adds access control; the pages need no key, and what controls the engine one of its own."""
     paths = [file.path for file in page_files.routes()]
-    return Access(app, keys, is_local, limits.connections, paths, site)
+    control = {} if control_keys is None else {op.path: control_keys for op in CONTROL}
+    return Access(app, keys, is_local, limits.connections, paths, site, control)
 
 
 def routed(service: Service) -> ASGIApp:
@@ -48,7 +61,7 @@ def routed(service: Service) -> ASGIApp:
 
         return Route(operation.path, answer, methods=[operation.method])
 
-    routes = [route(operation) for operation in OPERATIONS]
+    routes = [route(operation) for operation in operations_of(service)]
     routes += page_files.routes()
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_path})
     app.router.redirect_slashes = False

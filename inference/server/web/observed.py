@@ -6,7 +6,7 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inference.server.traces import Traces
-from inference.server.web.operations import OPERATIONS
+from inference.server.web.operations import CONTROL, OPERATIONS
 
 _OTHER = "other"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -24,7 +24,7 @@ class RequestObserver:
         self._app = app
         self._answered = answered
         self._traces = traces
-        self._exact = {op.path for op in OPERATIONS if "{" not in op.path}
+        self._exact = {op.path for op in OPERATIONS + CONTROL if "{" not in op.path}
         templates = (op.path for op in OPERATIONS if "{" in op.path)
         self._templates = {p.replace(":path", ""): compile_path(p)[0] for p in templates}
 

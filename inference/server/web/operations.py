@@ -2,14 +2,23 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from inference.server.batches import bodies as batch_bodies
-from inference.server.endpoints import batches, console, files, generate, scoring, status, tokens
+from inference.server.endpoints import (
+    batches,
+    console,
+    control,
+    files,
+    generate,
+    scoring,
+    status,
+    tokens,
+)
 from inference.server.endpoints.anthropic import bodies as anthropic_bodies
 from inference.server.endpoints.anthropic import errors as anthropic_errors
 from inference.server.endpoints.anthropic.errors import MessagesError
@@ -21,8 +30,10 @@ from inference.server.endpoints.envelope import whole
 from inference.server.endpoints.field_descriptions import DESCRIPTIONS
 from inference.server.endpoints.responses import bodies
 from inference.server.endpoints.responses.fields import ResponsesRequest
+from inference.server.protocol import control as control_fields
 from inference.server.protocol import fields, responses
 from inference.server.protocol.classification import Classified, ClassifyRequest
+from inference.server.protocol.control import EngineStatus
 from inference.server.protocol.embeddings import EmbeddingRequest, Embeddings
 from inference.server.protocol.errors import ErrorBody
 from inference.server.protocol.scoring import Reranked, RerankRequest, ScoreRequest, Scores
@@ -63,7 +74,7 @@ class Operation:
 
 async def openapi(service: Service) -> Response:
     """Retrieve this description (OpenAPI 3.1)."""
-    return whole(describe())
+    return whole(describe(operations_of(service)))
 
 
 OPERATIONS = (
@@ -174,20 +185,44 @@ OPERATIONS = (
         query=batch_bodies.NoQuery,
     ),
 )  # fmt: skip
+# They exist with keys of their own only.
+CONTROL = (
+    Operation(
+        "/is_sleeping", control.is_sleeping, answer=EngineStatus, query=control_fields.ControlQuery
+    ),
+    *(
+        Operation(f"/{work.__name__}", work, "POST", answer=EngineStatus, query=query)
+        for work, query in (
+            (control.pause, control_fields.PauseQuery),
+            (control.resume, control_fields.ControlQuery),
+            (control.sleep, control_fields.SleepQuery),
+            (control.wake_up, control_fields.WakeQuery),
+        )
+    ),
+    Operation(
+        "/update_weights", control.update_weights, "POST", control_fields.UpdateRequest,
+        EngineStatus, example={"path": "checkpoints/step_100"},
+    ),
+)  # fmt: skip
 
 
-def describe() -> dict[str, object]:
-    """Describes all operations in OpenAPI."""
-    kinds = [k for op in OPERATIONS for k in (op.body, op.form, op.answer, op.event) if k]
-    kinds = list(dict.fromkeys([*kinds, *(op.error for op in OPERATIONS)]))
+def operations_of(service: Service) -> tuple[Operation, ...]:
+    """The operations that a server has."""
+    return OPERATIONS + CONTROL if service.has_control else OPERATIONS
+
+
+def describe(operations: Sequence[Operation] = OPERATIONS) -> dict[str, object]:
+    """Describes operations in OpenAPI."""
+    kinds = [k for op in operations for k in (op.body, op.form, op.answer, op.event) if k]
+    kinds = list(dict.fromkeys([*kinds, *(op.error for op in operations)]))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     by_kind = dict(zip(kinds, schemas, strict=True))
-    for name in (op.body.__name__ for op in OPERATIONS if op.body):
+    for name in (op.body.__name__ for op in operations if op.body):
         for field, schema in components[name]["properties"].items():
             if field in DESCRIPTIONS:
                 schema["description"] = DESCRIPTIONS[field]
     paths: defaultdict[str, dict[str, object]] = defaultdict(dict)
-    for op in OPERATIONS:
+    for op in operations:
         paths[op.path.replace(":path", "")][op.method.lower()] = _described(op, by_kind)
     return {
         "openapi": "3.1.0",

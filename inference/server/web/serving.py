@@ -133,6 +133,7 @@ async def serve(
     started: Callable[[DrainingServer], None] = lambda server: None,
     traces: Traces | None = None,
     site: Site = NO_PROXY,
+    control_keys: Keys | None = None,
 ) -> None:
     """Starts the engine and serves on a listening socket until a signal.
 
@@ -144,13 +145,14 @@ async def serve(
         say: takes lines for the log: the work of ten seconds, and the end.
         started: called before the first answer.
         traces: of requests; closed at the end.
+        control_keys: of clients that may control the engine; None: none may.
 
     Raises:
         EngineFailed: the engine could not be started, or ended too often.
     """
     host = listening.getsockname()[0]
     service.num_keys = len(keys or ())
-    app = application(service, keys, is_local(host), site)
+    app = application(service, keys, is_local(host), site, control_keys)
     observed = site.around(RequestObserver(app, service.metrics.answered, traces))
     server = DrainingServer(
         observed, service, service.limits, drain_s, service.metrics.stalled, say

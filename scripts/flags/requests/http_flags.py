@@ -5,6 +5,11 @@ from absl import flags
 from scripts.flags.requests import key_flag
 
 API_KEY_FILE = key_flag.API_KEY_FILE
+CONTROL_KEY_FILE = flags.DEFINE_string(
+    "control_key_file", None,
+    "File of keys, one a line, of those that may pause the engine, let it sleep and change its "
+    "weights; default: none may.",
+)  # fmt: skip
 HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
 PORT = flags.DEFINE_integer("port", 8000, "Port to listen on; 0 takes a free one.")
 ALLOWED_HOSTS = flags.DEFINE_list(

@@ -84,6 +84,7 @@ class _Sequence:
     tokens: list[int]
     detokenizer: Detokenizer
     num_told: int = 0
+    version_starts: tuple[tuple[int, int], ...] = ()
 
 
 class FakeEngine:
@@ -104,6 +105,11 @@ class FakeEngine:
         self.may_go_on = threading.Event()  # of a step that hangs
         self.gate = threading.Event()  # closed: no step begins, and no warm-up ends
         self.gate.set()
+        self.weight_version = 0
+        self.sleeps: bool | None = None  # None: it is awake; else whether it kept its weights
+        self.read: list[str | None] = []  # paths
+        self.may_read = threading.Event()
+        self.may_read.set()
         self._has_text = has_text
         self._classifier = classifier
         self._grammars = Grammars(tokenizer(), [END])
@@ -130,7 +136,33 @@ class FakeEngine:
     def prepare(self, params: SamplingParams) -> None:
         self._grammars.start(params.grammar)
 
+    def read_weights(self, path: str | None) -> str | None:
+        self.may_read.wait(60)
+        self.read.append(path)
+        if path == "broken":
+            raise OSError(5, "Input/output error", path)
+        if path is not None and not path.startswith("step"):
+            raise InputError(f"{path!r} is another model than fake")
+        return path
+
+    def update_weights(self, new, version: int | None, keeps_pages: bool) -> None:
+        assert self.sleeps is None and new in self.read
+        if version is not None and version <= self.weight_version:
+            raise InputError(f"weight_version={version}: must be above {self.weight_version}")
+        self.weight_version = version or self.weight_version + 1
+
+    def sleep(self, keeps_weights: bool) -> None:
+        assert self.sleeps is None
+        self.sleeps = keeps_weights
+
+    def wake(self, new, version: int | None) -> None:
+        is_kept, self.sleeps = self.sleeps, None
+        assert is_kept or new in self.read
+        if not is_kept or new is not None:
+            self.update_weights(new, version, False)
+
     def add(self, tokens, params: SamplingParams, output=()) -> int:
+        assert self.sleeps is None
         if REFUSED in tokens:
             raise InputError("every token is banned: allow one")
         self._next_id += 100
@@ -165,6 +197,7 @@ class FakeEngine:
         self.retained.append((tokens, cache_salt))
 
     def step(self) -> list[RequestOutput]:
+        assert self.sleeps is None
         self.gate.wait(60)
         self.num_steps += 1
         time.sleep(self.step_s)
@@ -194,6 +227,9 @@ class FakeEngine:
             tops = [top(id, value) for id, value in zip(each.prompt[1:], values, strict=True)]
             return RequestOutput(each.id, [], "", "length", 0, (0,), values, tops)
         token = each.tokens[each.num_told]
+        starts = each.version_starts
+        if not starts or starts[-1][1] != self.weight_version:
+            each.version_starts = (*starts, (each.num_told, self.weight_version))
         each.num_told += 1
         text, reason, stopped = each.detokenizer.push([token]), None, None
         if each.detokenizer.stopped is not None:
@@ -206,8 +242,9 @@ class FakeEngine:
             reason = "length"
             text += each.detokenizer.flush()
         return RequestOutput(
-            each.id, [token], text, reason, each.index, (0,), [-0.25], [top(token, -0.25)], stopped
-        )
+            each.id, [token], text, reason, each.index, (0,), [-0.25], [top(token, -0.25)], stopped,
+            version_starts=each.version_starts,
+        )  # fmt: skip
 
 
 def vector(tokens: list[int]) -> np.ndarray:

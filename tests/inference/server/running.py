@@ -73,6 +73,7 @@ def running(
     tool_call_parser: str = "auto",
     traces=None,
     storage: StorageLimits = stored_files.USUAL,
+    control_keys: Keys | None = None,
 ):
     """`engine`: a fake one, or what launches another."""
     launcher = engine
@@ -92,7 +93,10 @@ def running(
 
     def run():
         try:
-            serve = serving.serve(service, listening, keys, 10, said.append, started, traces)
+            serve = serving.serve(
+                service, listening, keys, 10, said.append, started, traces,
+                control_keys=control_keys,
+            )  # fmt: skip
             asyncio.run(serve)
         except BaseException as error:
             found["error"] = error

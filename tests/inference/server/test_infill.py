@@ -113,7 +113,7 @@ def test_infill_answers_as_llama_cpp_does(server, engine):
     assert answer == {
         "content": say(8), "tokens": reply(8), "stop": True, "model": "fake", "index": 0,
         "tokens_evaluated": len(GAP), "tokens_cached": 0, "tokens_predicted": 8,
-        "stop_type": "limit", "stopping_word": "",
+        "stop_type": "limit", "stopping_word": "", "weight_versions": [[0, 8, 0]],
     }  # fmt: skip
     validator(server, INFILL).validate(answer)
     answer = answered(server.post(INFILL, **AROUND, stop=["ß"]))
@@ -134,7 +134,8 @@ def test_a_streamed_infill_is_the_same_answer_in_parts(server):
     assert {part["stop_type"] for part in streamed[:-1]} == {"none"}
     assert "".join(part["content"] for part in streamed) == whole["content"]
     assert sum((part["tokens"] for part in streamed), []) == whole["tokens"]
-    last = streamed[-1] | {name: whole[name] for name in ("content", "tokens")}
+    summed = ("content", "tokens", "weight_versions")
+    last = streamed[-1] | {name: whole[name] for name in summed}
     assert last == whole
 
 

@@ -2,9 +2,12 @@
 
 from typing import Any, Literal
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+from inference.server.protocol.responses import WeightVersions
+
+# `pause_turn`: the engine was paused, and ended its answers.
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn"]
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
@@ -52,7 +55,7 @@ class MessageUsage(Struct):
 
 
 class MessageBody(Struct, tag_field="type", tag="message"):
-    """An answer."""
+    """An answer; with its token ids, if the request has `return_token_ids`."""
 
     id: str
     model: str
@@ -61,6 +64,9 @@ class MessageBody(Struct, tag_field="type", tag="message"):
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     role: Literal["assistant"] = "assistant"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    weight_versions: WeightVersions | UnsetType = UNSET
 
 
 class TokenCount(Struct):
@@ -128,10 +134,13 @@ class End(Struct):
 
 
 class MessageDelta(Event, tag="message_delta"):
-    """The answer ends."""
+    """The answer ends; with its token ids, as in `MessageBody`."""
 
     delta: End
     usage: MessageUsage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    weight_versions: WeightVersions | UnsetType = UNSET
 
 
 class MessageStop(Event, tag="message_stop"):

@@ -74,6 +74,8 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
         "max_tokens": request.max_tokens,
         "stop": request.stop_sequences,
         "thinking_token_budget": budget,
+        "input_ids": request.input_ids,
+        "return_token_ids": request.return_token_ids,
     }
 
 

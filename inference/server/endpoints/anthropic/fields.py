@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 from inference.server.protocol.fields import (
     MAX_MESSAGES,
     Effort,
+    InputIds,
     MessagesFields,
     NewTokens,
     Short,
@@ -171,6 +172,8 @@ class MessagesRequest(_Conversation, kw_only=True):
         thinking, output_config: variables of the template, and the form of the answer.
         context_management: changes of the conversation; those of thoughts have no effect.
         cache_control: no effect: all prefixes are cached.
+        input_ids: the prompt's token ids, in place of what the template makes of the messages.
+        return_token_ids: the answer has its token ids, and those of its prompt.
     """
 
     max_tokens: NewTokens
@@ -179,6 +182,8 @@ class MessagesRequest(_Conversation, kw_only=True):
         | None
     ) = None
     metadata: Metadata | None = None
+    input_ids: InputIds | None = None
+    return_token_ids: bool | None = None
 
 
 Request = MessagesRequest | CountTokensRequest

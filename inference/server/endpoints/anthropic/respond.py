@@ -21,7 +21,9 @@ from inference.server.protocol.event_stream import Events
 from inference.server.service import Service
 
 _ENCODER = msgspec.json.Encoder()
-_REASONS: dict[str, bodies.StopReason] = {"length": "max_tokens", "tool_calls": "tool_use"}
+_REASONS: dict[str, bodies.StopReason] = {
+    "length": "max_tokens", "tool_calls": "tool_use", "abort": "pause_turn",
+}  # fmt: skip
 
 
 class Messages:
@@ -78,7 +80,11 @@ class Messages:
         if body.stop_reason == "end_turn" and isinstance(piece.stop_reason, str):
             body.stop_reason, body.stop_sequence = "stop_sequence", piece.stop_reason
         end = bodies.End(body.stop_reason, body.stop_sequence)
-        return [*events, bodies.MessageDelta(end, body.usage), bodies.MessageStop()]
+        last = bodies.MessageDelta(end, body.usage)
+        for name, value in self._chat.token_fields.items():
+            setattr(body, name, value)
+            setattr(last, name, value)
+        return [*events, last, bodies.MessageStop()]
 
     def _usage(self) -> MessageUsage:
         usage = self._chat.usage

@@ -2,10 +2,10 @@
 
 from typing import Any, Literal
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from inference.server.endpoints.responses.fields import ChosenTool, FunctionTool, TextConfig
-from inference.server.protocol.responses import ChatToken
+from inference.server.protocol.responses import ChatToken, WeightVersions
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -79,9 +79,9 @@ class ResponseUsage(Struct):
 
 
 class Incomplete(Struct):
-    """The reason why an answer was cut off."""
+    """The reason why an answer was cut off; `abort`: the engine was paused."""
 
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens", "abort"]
 
 
 class Failure(Struct):
@@ -99,7 +99,9 @@ class Reasoning(Struct):
 
 
 class ResponseBody(Struct):
-    """An answer, with the fields of its request."""
+    """An answer, with the fields of its request; once it is whole, with its token ids, if the
+    request has `return_token_ids`.
+    """
 
     id: str
     created_at: int
@@ -128,6 +130,9 @@ class ResponseBody(Struct):
     store: bool = False
     truncation: str = "disabled"
     object: Literal["response"] = "response"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    weight_versions: WeightVersions | UnsetType = UNSET
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -158,7 +163,7 @@ class Completed(ResponseEvent, tag="response.completed"):
 
 
 class Cut(ResponseEvent, tag="response.incomplete"):
-    """The last event of an answer that `max_output_tokens` cut off."""
+    """The last event of an answer that was cut off."""
 
 
 class Failed(ResponseEvent, tag="response.failed"):

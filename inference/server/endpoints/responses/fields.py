@@ -8,6 +8,7 @@ from inference.server.protocol.fields import (
     MAX_MESSAGES,
     MAX_TOP_LOGPROBS,
     Effort,
+    InputIds,
     NewTokens,
     ResponsesFields,
     Short,
@@ -111,6 +112,8 @@ class ResponsesRequest(ResponsesFields, kw_only=True):
         include: log-probabilities, by `message.output_text.logprobs`; others have no effect.
         parallel_tool_calls: an answer may call several functions.
         metadata: returned with the answer.
+        input_ids: the prompt's token ids, in place of what the template makes of the input.
+        return_token_ids: the answer has its token ids, and those of its prompt.
     """
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -124,6 +127,8 @@ class ResponsesRequest(ResponsesFields, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     reasoning: ReasoningConfig | None = None
     chat_template_kwargs: Variables | None = None
+    input_ids: InputIds | None = None
+    return_token_ids: bool | None = None
 
     metadata: (
         Annotated[dict[Annotated[str, Meta(max_length=64)], Short], Meta(max_length=_MAX_LABELS)]
@@ -140,5 +145,5 @@ class ResponsesRequest(ResponsesFields, kw_only=True):
 # Fields with the meaning that they have in a chat completion.
 SAME = (
     *ResponsesFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls",
-    "top_logprobs",
+    "top_logprobs", "input_ids", "return_token_ids",
 )  # fmt: skip

@@ -5,6 +5,7 @@ import itertools
 import secrets
 import time
 from contextlib import aclosing
+from typing import Literal
 
 import msgspec
 from starlette.responses import Response
@@ -23,6 +24,10 @@ from inference.server.protocol.event_stream import Events
 from inference.server.service import Service
 
 _ENCODER = msgspec.json.Encoder()
+_CUTS: dict[str, Literal["max_output_tokens", "abort"]] = {
+    "length": "max_output_tokens",
+    "abort": "abort",
+}
 
 
 class Respond:
@@ -92,12 +97,12 @@ class Respond:
         return events if news.finish_reason is None else events + self._end(news.finish_reason)
 
     def _end(self, reason: str) -> list[Event]:
-        is_cut = reason == "length"
+        is_cut = reason in _CUTS
         events = self._output.close("incomplete" if is_cut else "completed")
         body, usage = self._body, self._chat.usage
         body.output, body.status = self._output.items, "incomplete" if is_cut else "completed"
         if is_cut:
-            body.incomplete_details = bodies.Incomplete("max_output_tokens")
+            body.incomplete_details = bodies.Incomplete(_CUTS[reason])
         else:
             body.completed_at = int(time.time())
         cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
@@ -107,6 +112,8 @@ class Respond:
             bodies.InputDetails(cached),
             bodies.OutputDetails(details.reasoning_tokens if details else 0),
         )  # fmt: skip
+        for name, value in self._chat.token_fields.items():
+            setattr(body, name, value)
         last = bodies.Cut(response=body) if is_cut else bodies.Completed(response=body)
         return [*events, last]
 

@@ -1,0 +1,63 @@
+"""Endpoints that control the engine: pause, sleep and other weights; they have their own key."""
+
+from starlette.responses import Response
+
+from inference.server.client.engine_control import EngineControl
+from inference.server.endpoints.envelope import whole
+from inference.server.protocol.caller import Caller
+from inference.server.protocol.control import (
+    ControlQuery,
+    EngineStatus,
+    PauseQuery,
+    SleepQuery,
+    UpdateRequest,
+    WakeQuery,
+)
+from inference.server.service import Service
+
+
+async def pause(service: Service, client: str, query: PauseQuery) -> Response:
+    """Pause the engine: answers stay where they are, or end with finish_reason abort."""
+    await _control(service).pause(aborts=query.mode == "abort")
+    return _status(service)
+
+
+async def resume(service: Service, client: str, query: ControlQuery) -> Response:
+    """Resume after a pause."""
+    await _control(service).resume()
+    return _status(service)
+
+
+async def sleep(service: Service, client: str, query: SleepQuery) -> Response:
+    """Free the device's memory. Answers wait."""
+    await _control(service).sleep(query.level)
+    return _status(service)
+
+
+async def wake_up(service: Service, client: str, query: WakeQuery) -> Response:
+    """Wake the engine up, with its last weights or others."""
+    await _control(service).wake(query.path, query.weight_version)
+    return _status(service)
+
+
+async def is_sleeping(service: Service, client: str, query: ControlQuery) -> Response:
+    """Retrieve the state of the engine."""
+    return _status(service)
+
+
+async def update_weights(service: Service, request: UpdateRequest, caller: Caller) -> Response:
+    """Update the weights between two steps. Answers go on with the new ones."""
+    keeps_pages = request.flush_cache is False
+    await _control(service).update(request.path, request.weight_version, keeps_pages)
+    return _status(service)
+
+
+def _control(service: Service) -> EngineControl:
+    """Raises an `ApiError` (503) unless there is an engine."""
+    service.check_engine()
+    return service.client.control
+
+
+def _status(service: Service) -> Response:
+    control = service.client.control
+    return whole(EngineStatus(bool(control.level), control.is_paused, control.weight_version))

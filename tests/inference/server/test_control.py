@@ -1,0 +1,420 @@
+"""What controls the engine over HTTP: who may, pauses, sleep, other weights, restarts."""
+
+import contextlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from configs.errors import InputError
+from inference.server.client.launch import Thread
+from inference.server.web.access import Keys
+from inference.server.web.operations import CONTROL
+from tests.inference.server.fake_engine import MAX_SEQS, FakeEngine, reply
+from tests.inference.server.running import running, wait_until
+
+TEXT, KEY, CONTROLS = "/v1/completions", "key-0123456789abcdef", "control-0123456789ab"
+AS_CONTROL = {"authorization": f"Bearer {CONTROLS}"}
+ASKED = {"temperature": 0, "return_token_ids": True}
+PATHS = [(op.path, op.method) for op in CONTROL]
+
+
+@contextlib.contextmanager
+def controlled(engine=None):
+    with running(engine, control_keys=Keys([CONTROLS])) as server:
+        yield server
+
+
+def control(server, path, status=200, /, **body):
+    how = {"headers": AS_CONTROL}
+    if path == "/is_sleeping":
+        response = server.http.get(path, **how)
+    else:
+        response = server.http.post(path, **how, **({"json": body} if body else {}))
+    assert response.status_code == status, response.text
+    if status != 200:
+        message = response.json()["error"]["message"]
+        assert "\n" not in message
+        return message
+    return response.json()
+
+
+@contextlib.contextmanager
+def streamed(server, path=TEXT, **asked):
+    """The events of a stream as they come."""
+    body = {"prompt": "a", "stream": True} | ASKED | asked
+    with server.http.stream("POST", path, json=body) as response:
+        assert response.status_code == 200
+        lines = (line for line in response.iter_lines() if line.startswith("data: {"))
+        yield (json.loads(line.removeprefix("data: ")) for line in lines)
+
+
+def ids_of(chunks) -> list[int]:
+    return [id for chunk in chunks for c in chunk["choices"] for id in c["token_ids"]]
+
+
+# --- who may --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [None, Keys([KEY])])
+def test_without_keys_of_their_own_they_do_not_exist(keys):
+    with running(keys=keys) as server:
+        for path, method in PATHS:
+            how = {"headers": {"authorization": f"Bearer {KEY}"}}
+            assert server.http.request(method, path, **how).status_code == 404
+        described = server.http.get("/openapi.json", headers=how["headers"]).json()["paths"]
+        assert not described.keys() & {path for path, _ in PATHS}
+
+
+def test_a_key_of_their_own_opens_nothing_else():
+    with running(keys=Keys([KEY]), control_keys=Keys([CONTROLS])) as server:
+        for path, method in PATHS:
+            for headers, status in (
+                ({}, 401), ({"authorization": f"Bearer {KEY}"}, 403), ({"x-api-key": KEY}, 403),
+                ({"x-api-key": f"{CONTROLS}x"}, 401),
+            ):  # fmt: skip
+                response = server.http.request(method, path, headers=headers)
+                assert response.status_code == status
+                assert "\n" not in response.json()["error"]["message"]
+            other = "POST" if method == "GET" else "GET"
+            assert server.http.request(other, path, headers=AS_CONTROL).status_code == 405
+            assert server.http.request(method, f"{path}/", headers=AS_CONTROL).status_code == 401
+        assert server.http.get("/v1/models", headers=AS_CONTROL).status_code == 401
+        assert control(server, "/is_sleeping") == {
+            "is_sleeping": False, "is_paused": False, "weight_version": 0,
+        }  # fmt: skip
+        described = server.http.get("/openapi.json", headers={"x-api-key": KEY}).json()["paths"]
+        assert {path for path, _ in PATHS} <= described.keys()
+
+
+def test_a_server_without_other_keys_has_them_too():
+    with controlled() as server:
+        assert server.http.post("/pause").status_code == 401
+        assert server.post(TEXT, prompt="a", max_tokens=1).status_code == 200
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_bad_input_is_one_line_and_changes_nothing():
+    with controlled() as server:
+        update = "/update_weights"
+        for path, status, message, body in (
+            ("/resume", 409, "is not paused", {}),
+            ("/wake_up", 409, "does not sleep", {}),
+            ("/wake_up?path=step1", 409, "does not sleep", {}),
+            ("/sleep?level=3", 400, "level", {}),
+            ("/sleep?level=0", 400, "level", {}),
+            ("/sleep?level=deep", 400, "level", {}),
+            ("/sleep?tags=weights", 400, "tags", {}),
+            ("/pause?mode=wait", 400, "mode is one of abort, keep", {}),
+            (update, 400, "path is required", {"weight_version": 3}),
+            (update, 400, "path", {"path": ""}),
+            (update, 400, "path", {"path": 7}),
+            (update, 400, "weight_version", {"path": "step1", "weight_version": 0}),
+            (update, 400, "is another model than fake", {"path": "other"}),
+            (update, 400, "could not be read: Input/output error", {"path": "broken"}),
+        ):
+            assert message in control(server, path, status, **body)
+            assert set(control(server, "/is_sleeping").values()) == {False}
+        assert control(server, update, path="step1", weight_version=5)["weight_version"] == 5
+        assert "must be above 5" in control(server, update, 400, path="step2", weight_version=5)
+        control(server, "/sleep")
+        for path, message, body in (
+            ("/sleep", "sleeps already, at level 1", {}),
+            (update, "wakes it with other weights", {"path": "step2"}),
+        ):
+            assert message in control(server, path, 409, **body)
+        assert "goes with a path" in control(server, "/wake_up?weight_version=9", 400)
+        assert "is another model" in control(server, "/wake_up?path=other", 400)
+        status = {"is_sleeping": True, "is_paused": False, "weight_version": 5}
+        assert control(server, "/is_sleeping") == status
+        assert control(server, "/wake_up") == status | {"is_sleeping": False}
+        assert server.post(TEXT, prompt="a", max_tokens=3).status_code == 200
+
+
+# --- pauses ---------------------------------------------------------------------------------------
+
+
+def test_a_pause_keeps_answers_where_they_are():
+    engine = FakeEngine(step_s=1e-3)
+    with controlled(engine) as server, ThreadPoolExecutor() as pool:
+        with streamed(server, max_tokens=400) as chunks:
+            before = [next(chunks) for _ in range(3)]
+            assert control(server, "/pause?mode=keep")["is_paused"]
+            control(server, "/pause?mode=keep")  # once more is no error
+            num_steps = engine.num_steps
+            late = pool.submit(server.post, TEXT, prompt="b", max_tokens=5)
+            wait_until(lambda: server.service.client.num_sequences == 2)
+            scored = pool.submit(
+                server.post, TEXT, prompt="ab", max_tokens=0, echo=True, logprobs=1
+            )
+            wait_until(lambda: server.service.client.num_sequences == 3)
+            assert server.http.get("/ready").status_code == 200
+            assert engine.num_steps == num_steps and not (late.done() or scored.done())
+            assert not control(server, "/resume")["is_paused"]
+            ids = ids_of([*before, *chunks])
+        assert ids == reply(400)
+        assert late.result().json()["choices"][0]["finish_reason"] == "length"
+        assert scored.result().json()["choices"][0]["logprobs"]["tokens"] == ["a", "b"]
+
+
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
+ABORTED = [
+    (TEXT, {"prompt": "a", "n": 2}, lambda body: body["choices"][1]["finish_reason"] == "abort"),
+    ("/v1/chat/completions", CHAT, lambda body: body["choices"][0]["finish_reason"] == "abort"),
+    ("/v1/responses", {"input": "a"}, lambda body: body["status"] == "incomplete" and
+     body["incomplete_details"] == {"reason": "abort"}),
+    ("/v1/messages", CHAT, lambda body: body["stop_reason"] == "pause_turn"),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b"}, lambda b: b["stop_type"] == "limit"),
+]  # fmt: skip
+
+
+def test_a_pause_ends_answers_and_others_wait():
+    engine = FakeEngine(step_s=1e-3)
+    with controlled(engine) as server, ThreadPoolExecutor() as pool:
+        for path, body, is_aborted in ABORTED:
+            limit = {"max_output_tokens" if "responses" in path else "max_tokens": 400}
+            asked = pool.submit(server.http.post, path, json=body | limit | {"temperature": 0})
+            wait_until(lambda: len(engine.running) and engine.running[0].num_told > 3)
+            control(server, "/pause")
+            assert is_aborted(asked.result().json())
+            late = pool.submit(server.post, TEXT, prompt="b", max_tokens=5)
+            wait_until(lambda: server.service.client.num_sequences == 1)
+            control(server, "/resume")
+            assert late.result().json()["choices"][0]["finish_reason"] == "length"
+        assert not engine.running
+        with streamed(server, max_tokens=400) as chunks:
+            before = [next(chunks) for _ in range(3)]
+            control(server, "/pause?mode=abort")
+            rest = list(chunks)
+        assert rest[-1]["choices"][0]["finish_reason"] == "abort"
+        ids = ids_of([*before, *rest])
+        assert 3 <= len(ids) < 400 and ids == reply(len(ids))
+
+
+def test_a_pause_ends_no_scores():
+    engine = FakeEngine()
+    with controlled(engine) as server, ThreadPoolExecutor(2 * MAX_SEQS + 1) as pool:
+        engine.gate.clear()
+        asked = [
+            pool.submit(server.post, TEXT, prompt="abc", max_tokens=0, echo=True, logprobs=1)
+            for _ in range(2 * MAX_SEQS)
+        ]
+        wait_until(lambda: server.service.client.num_sequences == len(asked))
+        paused = pool.submit(control, server, "/pause")
+        engine.gate.set()
+        paused.result()
+        control(server, "/resume")
+        assert {each.result().status_code for each in asked} == {200}
+
+
+# --- sleep ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_answers_wait_while_the_engine_sleeps(level):
+    engine = FakeEngine(step_s=1e-3)
+    with controlled(engine) as server, streamed(server, max_tokens=400) as chunks:
+        before = [next(chunks) for _ in range(3)]
+        assert control(server, f"/sleep?level={level}")["is_sleeping"]
+        assert engine.sleeps is (level == 1)
+        for response in (server.http.get("/ready"), server.post(TEXT, prompt="a")):
+            assert response.status_code == 503
+            message = response.json()["error"]["message"]
+            assert message == f"the engine sleeps (level {level}): POST /wake_up ends that"
+        assert server.http.get("/health").status_code == 200
+        woken = control(server, "/wake_up")
+        assert woken["weight_version"] == level - 1 and engine.read == [None] * (level - 1)
+        rest = list(chunks)
+    assert ids_of([*before, *rest]) == reply(400)
+    versions = [
+        v for chunk in [*before, *rest] for c in chunk["choices"] for v in c["weight_versions"]
+    ]
+    assert {version for _, _, version in versions} == set(range(level))
+
+
+def test_other_weights_come_with_the_wake():
+    engine = FakeEngine()
+    with controlled(engine) as server:
+        for level in (1, 2):
+            control(server, f"/sleep?level={level}")
+            woken = control(server, f"/wake_up?path=step{level}&weight_version={10 * level}")
+            assert woken == {"is_sleeping": False, "is_paused": False, "weight_version": 10 * level}
+        control(server, "/sleep?level=2")
+        assert control(server, "/wake_up")["weight_version"] == 21  # the last path, once more
+        assert engine.read == ["step1", "step2", "step2"]
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def test_weights_change_beside_streams_and_each_token_names_its_own():
+    engine = FakeEngine(step_s=1e-3)
+
+    def read(server, n):
+        with streamed(server, max_tokens=300) as chunks:
+            return list(chunks)
+
+    with controlled(engine) as server, ThreadPoolExecutor(8) as pool:
+        reading = [pool.submit(read, server, n) for n in range(8)]
+        for n in range(3):
+            num_steps = engine.num_steps
+            wait_until(lambda least=num_steps + 40: engine.num_steps > least)
+            engine.may_read.clear()
+            num_steps = engine.num_steps
+            update = pool.submit(control, server, "/update_weights", path=f"step{n}")
+            wait_until(lambda least=num_steps + 5: engine.num_steps > least)  # beside the reading
+            assert not update.done()
+            engine.may_read.set()
+            assert update.result()["weight_version"] == n + 1
+        streams = [each.result() for each in reading]
+        whole = server.post(TEXT, prompt="a", max_tokens=3, return_token_ids=True).json()
+    assert whole["choices"][0]["weight_versions"] == [[0, 3, 3]]
+    seen = set()
+    for chunks in streams:
+        assert ids_of(chunks) == reply(300)
+        ranges = [v for chunk in chunks for c in chunk["choices"] for v in c["weight_versions"]]
+        assert [(begin, end) for begin, end, _ in ranges] == [(n, n + 1) for n in range(300)]
+        versions = [version for _, _, version in ranges]
+        assert versions == sorted(versions)
+        seen |= set(versions)
+    assert seen == {0, 1, 2, 3}
+
+
+BODIES = [
+    (TEXT, {"prompt": [97]}, lambda body: body["choices"][0], [97]),
+    ("/v1/chat/completions", CHAT | {"input_ids": [98, 99]}, lambda body: body["choices"][0] |
+     {"prompt_token_ids": body["prompt_token_ids"]}, [98, 99]),
+    ("/v1/responses", {"input": "a", "input_ids": [98, 99]}, lambda body: body, [98, 99]),
+    ("/v1/messages", CHAT | {"input_ids": [98, 99]}, lambda body: body, [98, 99]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path, body, shown, prompt", BODIES, ids=[each[0] for each in BODIES])
+def test_token_ids_go_in_and_come_out_everywhere(engine, server, path, body, shown, prompt):
+    limit = {"max_output_tokens" if "responses" in path else "max_tokens": 6}
+    asked = body | limit | {"temperature": 0}
+    whole = shown(server.http.post(path, json=asked | {"return_token_ids": True}).json())
+    assert engine.prompts[-1] == prompt == whole["prompt_token_ids"]
+    assert (whole["token_ids"], whole["weight_versions"]) == (reply(6), [[0, 6, 0]])
+    without = server.http.post(path, json=asked).text
+    assert "weight_versions" not in without and '"prompt_token_ids":[' not in without
+    wrong = server.http.post(path, json=asked | {"input_ids": [98, 10**6]})
+    assert wrong.status_code == 400 and wrong.json()["error"]["message"].startswith("input_ids")
+
+
+def test_streams_end_with_token_ids(server):
+    for path, body, name in (
+        ("/v1/responses", {"input": "a", "max_output_tokens": 6}, "response"),
+        ("/v1/messages", CHAT | {"max_tokens": 6}, ""),
+    ):
+        asked = body | ASKED | {"stream": True}
+        lines = server.http.post(path, json=asked).text.splitlines()
+        data = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        (last,) = [each for each in data if "token_ids" in each.get(name, each)]
+        last = last.get(name, last)
+        assert (last["token_ids"], last["weight_versions"]) == (reply(6), [[0, 6, 0]])
+        assert last["prompt_token_ids"]
+    gap = {"input_prefix": "a", "input_suffix": "b", "max_tokens": 6, "temperature": 0}
+    response = server.http.post("/infill", json=gap | {"stream": True}).text
+    parts = [json.loads(line[6:]) for line in response.splitlines() if line.startswith("data: ")]
+    assert [id for part in parts for id in part["tokens"]] == reply(6)
+    ranges = [(begin, end) for part in parts for begin, end, _ in part["weight_versions"]]
+    assert ranges[0][0] == 0 and ranges[-1][1] == 6
+    whole = server.http.post("/infill", json=gap | {"return_token_ids": True}).json()
+    assert (whole["tokens"], whole["weight_versions"]) == (reply(6), [[0, 6, 0]])
+
+
+# --- after a restart ------------------------------------------------------------------------------
+
+
+class Mortal(FakeEngine):
+    """Ends as soon as it should."""
+
+    is_to_end = False
+
+    def heartbeat(self):
+        if self.is_to_end:
+            raise RuntimeError("it ends")
+        return super().heartbeat()
+
+
+@contextlib.contextmanager
+def successive(*engines):
+    """A server whose engines come one after the other."""
+    coming = iter(engines)
+    with controlled(Thread(lambda: next(coming))) as server:
+        yield server
+
+
+def test_a_restarted_engine_has_the_weights_of_the_last():
+    first, second = Mortal(step_s=1e-3), Mortal(step_s=1e-3)
+    with successive(first, second) as server, streamed(server, max_tokens=500) as chunks:
+        control(server, "/update_weights", path="step1", weight_version=7)
+        before = [next(chunks) for _ in range(3)]
+        first.is_to_end = True
+        wait_until(lambda: second.weight_version == 7)
+        rest = list(chunks)
+        assert second.read == ["step1"]
+    assert ids_of([*before, *rest]) == reply(500)
+    assert rest[-1]["choices"][0]["weight_versions"] == [[499, 500, 7]]
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_restarted_engine_is_paused_and_sleeps_as_the_last(level):
+    first, second = Mortal(step_s=1e-3), Mortal(step_s=1e-3)
+    with successive(first, second) as server, streamed(server, max_tokens=500) as chunks:
+        before = [next(chunks) for _ in range(3)]
+        control(server, "/pause?mode=keep")
+        if level:
+            control(server, "/sleep")
+        first.is_to_end = True
+        wait_until(lambda: server.service.client.num_restarts == 1)
+        wait_until(lambda: server.http.get("/health").json()["status"] == "ready")
+        status = {"is_sleeping": bool(level), "is_paused": True, "weight_version": 0}
+        assert control(server, "/is_sleeping") == status
+        if level:
+            wait_until(lambda: second.sleeps)
+            assert not second.running
+            control(server, "/wake_up")
+        assert not second.num_steps
+        control(server, "/resume")
+        rest = list(chunks)
+    assert ids_of([*before, *rest]) == reply(500)
+
+
+def test_weights_that_have_gone_hold_requests_until_others_come():
+    class Poor(Mortal):
+        def read_weights(self, path):
+            if path == "step1":
+                raise InputError("step1 is gone")
+            return super().read_weights(path)
+
+    first, second = Mortal(step_s=1e-3), Poor(step_s=1e-3)
+    with successive(first, second) as server, streamed(server, max_tokens=500) as chunks:
+        control(server, "/update_weights", path="step1")
+        before = [next(chunks) for _ in range(3)]
+        first.is_to_end = True
+        expected = "the weights of version 1 cannot be read again: step1 is gone; POST "
+        wait_until(lambda: expected in server.http.get("/ready").text)
+        assert server.post(TEXT, prompt="a").status_code == 503 and not second.num_steps
+        assert control(server, "/update_weights", path="step2", weight_version=2)
+        rest = list(chunks)
+        server.wait_ready()
+    assert ids_of([*before, *rest]) == reply(500)
+
+
+def test_an_update_that_the_engine_ends_in_changes_nothing():
+    first, second = Mortal(), Mortal()
+    with successive(first, second) as server, ThreadPoolExecutor() as pool:
+        first.may_read.clear()
+        update = pool.submit(control, server, "/update_weights", 503, path="step1")
+        wait_until(lambda: server.service.client.control._answers)
+        first.is_to_end = True
+        assert "the engine ended, and nothing was changed" in update.result()
+        first.may_read.set()
+        server.wait_ready()
+        assert control(server, "/is_sleeping")["weight_version"] == 0
+        assert server.post(TEXT, prompt="a", max_tokens=1).status_code == 200
+    assert not second.read
