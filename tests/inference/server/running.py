@@ -29,7 +29,8 @@ class Running:
         self.service, self.url, self.server, self._thread = service, url, server, thread
         self.said = said  # lines about what was served
         self.error: BaseException | None = None
-        self.http = httpx2.Client(base_url=url, timeout=120)
+        unlimited = httpx2.Limits(max_connections=None)
+        self.http = httpx2.Client(base_url=url, timeout=120, limits=unlimited)
 
     @property
     def port(self) -> int:
