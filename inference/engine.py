@@ -367,10 +367,12 @@ class Engine(PromptRunner):
                 dropped, and running requests are computed again.
 
         Raises:
-            InputError: the engine sleeps already.
+            InputError: the engine sleeps already, or weights that are dropped cannot come back.
         """
         self._check_awake()
         hosts.current().check_alone("sleep")
+        if self._prefill and not keeps_weights:
+            self._prefill.check_params_stay("sleep without weights")
         self._finish_steps()
         if not keeps_pages:
             self._forget_pages()

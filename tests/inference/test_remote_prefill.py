@@ -292,6 +292,8 @@ def test_weights_do_not_change_on_one_side():
     with processes(1, tiny) as running, connected([running[0].port], tiny) as engine:
         with pytest.raises(InputError, match=r"update_params: goes without prefill.hosts \(127"):
             engine.update_params(fakes.real_params(tiny))
+        with pytest.raises(InputError, match="sleep without weights: goes without prefill.hosts"):
+            engine.sleep(keeps_weights=False)
         engine.sleep()
         with pytest.raises(InputError, match="wake with other weights: goes without"):
             engine.wake(fakes.real_params(tiny))
