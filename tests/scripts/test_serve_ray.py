@@ -23,6 +23,7 @@ def run(monkeypatch, capfd):
     (["--port=70000"], "--port is between 0 and 65535, not 70000"),
     (["--host=0.0.0.0"], "can be reached by others: give --api_key_file"),
     (["--json"], "prints no JSON"),
+    (["--control_key_file=keys"], "--control_key_file: must be left out"),
     (["--hosts=2"], "a replica has one host: give --hosts=1"),
     (["--model=no/such-model"], "no/such-model"),
 ])  # fmt: skip

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +14,8 @@ from inference.server.web.operations import CONTROL
 from tests.inference.server.fake_engine import MAX_SEQS, FakeEngine, reply
 from tests.inference.server.running import running, wait_until
 
-TEXT, KEY, CONTROLS = "/v1/completions", "key-0123456789abcdef", "control-0123456789ab"
+TEXT, UPDATE = "/v1/completions", "/update_weights"
+KEY, CONTROLS = "key-0123456789abcdef", "control-0123456789ab"
 AS_CONTROL = {"authorization": f"Bearer {CONTROLS}"}
 ASKED = {"temperature": 0, "return_token_ids": True}
 PATHS = [(op.path, op.method) for op in CONTROL]
@@ -23,6 +25,40 @@ PATHS = [(op.path, op.method) for op in CONTROL]
 def controlled(engine=None):
     with running(engine, control_keys=Keys([CONTROLS])) as server:
         yield server
+
+
+class Bounded(FakeEngine):
+    """Begins no step from `most` on: what a test does meanwhile comes before the answers end."""
+
+    most = math.inf
+
+    def slack_s(self):
+        return 0.01 if self.num_steps >= self.most else 0.0
+
+    def halt_after(self, num_steps: int) -> None:
+        self.most = self.num_steps + num_steps
+
+    def go_on(self) -> None:
+        self.most = math.inf
+
+
+@pytest.fixture(scope="module")
+def bounded():
+    return Bounded()
+
+
+@pytest.fixture(scope="module")
+def steered(bounded):
+    """Its server, which each test leaves awake and without requests."""
+    with controlled(bounded) as server:
+        yield server
+        assert not bounded.running
+        status = control(server, "/is_sleeping")
+        assert not (status["is_sleeping"] or status["is_paused"])
+
+
+def version_of(server) -> int:
+    return control(server, "/is_sleeping")["weight_version"]
 
 
 def control(server, path, status=200, /, **body):
@@ -47,6 +83,10 @@ def streamed(server, path=TEXT, **asked):
         assert response.status_code == 200
         lines = (line for line in response.iter_lines() if line.startswith("data: {"))
         yield (json.loads(line.removeprefix("data: ")) for line in lines)
+
+
+def versions_of(chunks) -> list[list[int]]:
+    return [v for chunk in chunks for c in chunk["choices"] for v in c["weight_versions"]]
 
 
 def ids_of(chunks) -> list[int]:
@@ -96,67 +136,66 @@ def test_a_server_without_other_keys_has_them_too():
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def test_bad_input_is_one_line_and_changes_nothing():
-    with controlled() as server:
-        update = "/update_weights"
-        for path, status, message, body in (
-            ("/resume", 409, "is not paused", {}),
-            ("/wake_up", 409, "does not sleep", {}),
-            ("/wake_up?path=step1", 409, "does not sleep", {}),
-            ("/sleep?level=3", 400, "level", {}),
-            ("/sleep?level=0", 400, "level", {}),
-            ("/sleep?level=deep", 400, "level", {}),
-            ("/sleep?tags=weights", 400, "tags", {}),
-            ("/pause?mode=wait", 400, "mode is one of abort, keep", {}),
-            (update, 400, "path is required", {"weight_version": 3}),
-            (update, 400, "path", {"path": ""}),
-            (update, 400, "path", {"path": 7}),
-            (update, 400, "weight_version", {"path": "step1", "weight_version": 0}),
-            (update, 400, "is another model than fake", {"path": "other"}),
-            (update, 400, "could not be read: Input/output error", {"path": "broken"}),
-        ):
-            assert message in control(server, path, status, **body)
-            assert set(control(server, "/is_sleeping").values()) == {False}
-        assert control(server, update, path="step1", weight_version=5)["weight_version"] == 5
-        assert "must be above 5" in control(server, update, 400, path="step2", weight_version=5)
-        control(server, "/sleep")
-        for path, message, body in (
-            ("/sleep", "sleeps already, at level 1", {}),
-            (update, "wakes it with other weights", {"path": "step2"}),
-        ):
-            assert message in control(server, path, 409, **body)
-        assert "goes with a path" in control(server, "/wake_up?weight_version=9", 400)
-        assert "is another model" in control(server, "/wake_up?path=other", 400)
-        status = {"is_sleeping": True, "is_paused": False, "weight_version": 5}
-        assert control(server, "/is_sleeping") == status
-        assert control(server, "/wake_up") == status | {"is_sleeping": False}
-        assert server.post(TEXT, prompt="a", max_tokens=3).status_code == 200
+def test_bad_input_is_one_line_and_changes_nothing(steered):
+    server, before = steered, control(steered, "/is_sleeping")
+    for path, status, message, body in (
+        ("/resume", 409, "is not paused", {}),
+        ("/wake_up", 409, "does not sleep", {}),
+        ("/wake_up?path=step1", 409, "does not sleep", {}),
+        ("/sleep?level=3", 400, "level", {}),
+        ("/sleep?level=0", 400, "level", {}),
+        ("/sleep?level=deep", 400, "level", {}),
+        ("/sleep?tags=weights", 400, "tags", {}),
+        ("/pause?mode=wait", 400, "mode is one of abort, keep", {}),
+        (UPDATE, 400, "path is required", {"weight_version": 3}),
+        (UPDATE, 400, "path", {"path": ""}),
+        (UPDATE, 400, "path", {"path": 7}),
+        (UPDATE, 400, "weight_version", {"path": "step1", "weight_version": 0}),
+        (UPDATE, 400, "is another model than fake", {"path": "other"}),
+        (UPDATE, 400, "could not be read: Input/output error", {"path": "broken"}),
+    ):
+        assert message in control(server, path, status, **body)
+        assert control(server, "/is_sleeping") == before
+    version = version_of(server) + 5
+    named = {"weight_version": version}
+    assert control(server, UPDATE, path="step1", **named)["weight_version"] == version
+    assert f"must be above {version}" in control(server, UPDATE, 400, path="step2", **named)
+    control(server, "/sleep")
+    for path, message, body in (
+        ("/sleep", "sleeps already, at level 1", {}),
+        (UPDATE, "wakes it with other weights", {"path": "step2"}),
+    ):
+        assert message in control(server, path, 409, **body)
+    assert "goes with a path" in control(server, "/wake_up?weight_version=9", 400)
+    assert "is another model" in control(server, "/wake_up?path=other", 400)
+    status = {"is_sleeping": True, "is_paused": False} | named
+    assert control(server, "/is_sleeping") == status
+    assert control(server, "/wake_up") == status | {"is_sleeping": False}
+    assert server.post(TEXT, prompt="a", max_tokens=3).status_code == 200
 
 
 # --- pauses ---------------------------------------------------------------------------------------
 
 
-def test_a_pause_keeps_answers_where_they_are():
-    engine = FakeEngine(step_s=1e-3)
-    with controlled(engine) as server, ThreadPoolExecutor() as pool:
-        with streamed(server, max_tokens=400) as chunks:
-            before = [next(chunks) for _ in range(3)]
-            assert control(server, "/pause?mode=keep")["is_paused"]
-            control(server, "/pause?mode=keep")  # once more is no error
-            num_steps = engine.num_steps
-            late = pool.submit(server.post, TEXT, prompt="b", max_tokens=5)
-            wait_until(lambda: server.service.client.num_sequences == 2)
-            scored = pool.submit(
-                server.post, TEXT, prompt="ab", max_tokens=0, echo=True, logprobs=1
-            )
-            wait_until(lambda: server.service.client.num_sequences == 3)
-            assert server.http.get("/ready").status_code == 200
-            assert engine.num_steps == num_steps and not (late.done() or scored.done())
-            assert not control(server, "/resume")["is_paused"]
-            ids = ids_of([*before, *chunks])
-        assert ids == reply(400)
-        assert late.result().json()["choices"][0]["finish_reason"] == "length"
-        assert scored.result().json()["choices"][0]["logprobs"]["tokens"] == ["a", "b"]
+def test_a_pause_keeps_answers_where_they_are(bounded, steered):
+    server, client = steered, steered.service.client
+    bounded.halt_after(50)
+    with ThreadPoolExecutor() as pool, streamed(server, max_tokens=100) as chunks:
+        before = [next(chunks) for _ in range(3)]
+        assert control(server, "/pause?mode=keep")["is_paused"]
+        control(server, "/pause?mode=keep")  # once more is no error
+        bounded.go_on()
+        num_steps = bounded.num_steps
+        late = pool.submit(server.post, TEXT, prompt="b", max_tokens=5)
+        wait_until(lambda: client.num_sequences == 2)
+        scored = pool.submit(server.post, TEXT, prompt="ab", max_tokens=0, echo=True, logprobs=1)
+        wait_until(lambda: client.num_sequences == 3)
+        assert server.http.get("/ready").status_code == 200
+        assert bounded.num_steps == num_steps and not (late.done() or scored.done())
+        assert not control(server, "/resume")["is_paused"]
+        assert ids_of([*before, *chunks]) == reply(100)
+    assert late.result().json()["choices"][0]["finish_reason"] == "length"
+    assert scored.result().json()["choices"][0]["logprobs"]["tokens"] == ["a", "b"]
 
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
@@ -170,42 +209,43 @@ ABORTED = [
 ]  # fmt: skip
 
 
-def test_a_pause_ends_answers_and_others_wait():
-    engine = FakeEngine(step_s=1e-3)
-    with controlled(engine) as server, ThreadPoolExecutor() as pool:
+def test_a_pause_ends_answers_and_others_wait(bounded, steered):
+    server = steered
+    with ThreadPoolExecutor() as pool:
         for path, body, is_aborted in ABORTED:
-            limit = {"max_output_tokens" if "responses" in path else "max_tokens": 400}
+            bounded.halt_after(50)
+            limit = {"max_output_tokens" if "responses" in path else "max_tokens": 100}
             asked = pool.submit(server.http.post, path, json=body | limit | {"temperature": 0})
-            wait_until(lambda: len(engine.running) and engine.running[0].num_told > 3)
+            wait_until(lambda: bounded.running and bounded.running[0].num_told > 3)
             control(server, "/pause")
+            bounded.go_on()
             assert is_aborted(asked.result().json())
             late = pool.submit(server.post, TEXT, prompt="b", max_tokens=5)
             wait_until(lambda: server.service.client.num_sequences == 1)
             control(server, "/resume")
             assert late.result().json()["choices"][0]["finish_reason"] == "length"
-        assert not engine.running
-        with streamed(server, max_tokens=400) as chunks:
-            before = [next(chunks) for _ in range(3)]
-            control(server, "/pause?mode=abort")
-            rest = list(chunks)
-        assert rest[-1]["choices"][0]["finish_reason"] == "abort"
-        ids = ids_of([*before, *rest])
-        assert 3 <= len(ids) < 400 and ids == reply(len(ids))
+    assert not bounded.running
+    bounded.halt_after(50)
+    with streamed(server, max_tokens=100) as chunks:
+        before = [next(chunks) for _ in range(3)]
+        control(server, "/pause?mode=abort")
+        bounded.go_on()
+        rest = list(chunks)
+    control(server, "/resume")
+    assert rest[-1]["choices"][0]["finish_reason"] == "abort"
+    ids = ids_of([*before, *rest])
+    assert 3 <= len(ids) <= 50 and ids == reply(len(ids))
 
 
-def test_a_pause_ends_no_scores():
-    engine = FakeEngine()
-    with controlled(engine) as server, ThreadPoolExecutor(2 * MAX_SEQS + 1) as pool:
-        engine.gate.clear()
-        asked = [
-            pool.submit(server.post, TEXT, prompt="abc", max_tokens=0, echo=True, logprobs=1)
-            for _ in range(2 * MAX_SEQS)
-        ]
-        wait_until(lambda: server.service.client.num_sequences == len(asked))
-        paused = pool.submit(control, server, "/pause")
-        engine.gate.set()
-        paused.result()
-        control(server, "/resume")
+def test_a_pause_ends_no_scores(bounded, steered):
+    num_requests, ask = 2 * MAX_SEQS, {"max_tokens": 0, "echo": True, "logprobs": 1}
+    with ThreadPoolExecutor(num_requests) as pool:
+        bounded.halt_after(0)
+        asked = [pool.submit(steered.post, TEXT, prompt="abc", **ask) for _ in range(num_requests)]
+        wait_until(lambda: steered.service.client.num_sequences == num_requests)
+        control(steered, "/pause")
+        bounded.go_on()
+        control(steered, "/resume")
         assert {each.result().status_code for each in asked} == {200}
 
 
@@ -213,73 +253,72 @@ def test_a_pause_ends_no_scores():
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_answers_wait_while_the_engine_sleeps(level):
-    engine = FakeEngine(step_s=1e-3)
-    with controlled(engine) as server, streamed(server, max_tokens=400) as chunks:
+def test_answers_wait_while_the_engine_sleeps(bounded, steered, level):
+    server, first = steered, version_of(steered)
+    bounded.halt_after(50)
+    with streamed(server, max_tokens=100) as chunks:
         before = [next(chunks) for _ in range(3)]
         assert control(server, f"/sleep?level={level}")["is_sleeping"]
-        assert engine.sleeps is (level == 1)
+        assert bounded.sleeps is (level == 1)
+        bounded.go_on()
         for response in (server.http.get("/ready"), server.post(TEXT, prompt="a")):
             assert response.status_code == 503
             message = response.json()["error"]["message"]
             assert message == f"the engine sleeps (level {level}): POST /wake_up ends that"
         assert server.http.get("/health").status_code == 200
-        woken = control(server, "/wake_up")
-        assert woken["weight_version"] == level - 1 and engine.read == [None] * (level - 1)
+        last = first + level - 1
+        assert control(server, "/wake_up")["weight_version"] == last
         rest = list(chunks)
-    assert ids_of([*before, *rest]) == reply(400)
-    versions = [
-        v for chunk in [*before, *rest] for c in chunk["choices"] for v in c["weight_versions"]
-    ]
-    assert {version for _, _, version in versions} == set(range(level))
+    assert ids_of([*before, *rest]) == reply(100)
+    assert {version for _, _, version in versions_of([*before, *rest])} == {first, last}
 
 
-def test_other_weights_come_with_the_wake():
-    engine = FakeEngine()
-    with controlled(engine) as server:
-        for level in (1, 2):
-            control(server, f"/sleep?level={level}")
-            woken = control(server, f"/wake_up?path=step{level}&weight_version={10 * level}")
-            assert woken == {"is_sleeping": False, "is_paused": False, "weight_version": 10 * level}
-        control(server, "/sleep?level=2")
-        assert control(server, "/wake_up")["weight_version"] == 21  # the last path, once more
-        assert engine.read == ["step1", "step2", "step2"]
+def test_other_weights_come_with_the_wake(bounded, steered):
+    first, num_read = version_of(steered), len(bounded.read)
+    for level in (1, 2):
+        version = first + 10 * level
+        control(steered, f"/sleep?level={level}")
+        woken = control(steered, f"/wake_up?path=step{level}&weight_version={version}")
+        assert woken == {"is_sleeping": False, "is_paused": False, "weight_version": version}
+    control(steered, "/sleep?level=2")
+    assert control(steered, "/wake_up")["weight_version"] == first + 21  # the last path, once more
+    assert bounded.read[num_read:] == ["step1", "step2", "step2"]
 
 
 # --- weights --------------------------------------------------------------------------------------
 
 
-def test_weights_change_beside_streams_and_each_token_names_its_own():
-    engine = FakeEngine(step_s=1e-3)
-
-    def read(server, n):
-        with streamed(server, max_tokens=300) as chunks:
+def test_weights_change_beside_streams_and_each_token_names_its_own(bounded, steered):
+    def read():
+        with streamed(steered, max_tokens=200) as chunks:
             return list(chunks)
 
-    with controlled(engine) as server, ThreadPoolExecutor(8) as pool:
-        reading = [pool.submit(read, server, n) for n in range(8)]
+    first = version_of(steered)
+    with ThreadPoolExecutor(9) as pool:
+        bounded.halt_after(60)
+        reading = [pool.submit(read) for _ in range(8)]
         for n in range(3):
-            num_steps = engine.num_steps
-            wait_until(lambda least=num_steps + 40: engine.num_steps > least)
-            engine.may_read.clear()
-            num_steps = engine.num_steps
-            update = pool.submit(control, server, "/update_weights", path=f"step{n}")
-            wait_until(lambda least=num_steps + 5: engine.num_steps > least)  # beside the reading
+            wait_until(lambda: bounded.num_steps > bounded.most - 30)
+            bounded.may_read.clear()
+            update = pool.submit(control, steered, UPDATE, path=f"step{n}")
+            wait_until(lambda: bounded.num_steps >= bounded.most)  # beside the reading
             assert not update.done()
-            engine.may_read.set()
-            assert update.result()["weight_version"] == n + 1
+            bounded.may_read.set()
+            assert update.result()["weight_version"] == first + n + 1
+            bounded.halt_after(60)
+        bounded.go_on()
         streams = [each.result() for each in reading]
-        whole = server.post(TEXT, prompt="a", max_tokens=3, return_token_ids=True).json()
-    assert whole["choices"][0]["weight_versions"] == [[0, 3, 3]]
+    whole = steered.post(TEXT, prompt="a", max_tokens=3, return_token_ids=True).json()
+    assert whole["choices"][0]["weight_versions"] == [[0, 3, first + 3]]
     seen = set()
     for chunks in streams:
-        assert ids_of(chunks) == reply(300)
-        ranges = [v for chunk in chunks for c in chunk["choices"] for v in c["weight_versions"]]
-        assert [(begin, end) for begin, end, _ in ranges] == [(n, n + 1) for n in range(300)]
+        assert ids_of(chunks) == reply(200)
+        ranges = versions_of(chunks)
+        assert [(begin, end) for begin, end, _ in ranges] == [(n, n + 1) for n in range(200)]
         versions = [version for _, _, version in ranges]
         assert versions == sorted(versions)
         seen |= set(versions)
-    assert seen == {0, 1, 2, 3}
+    assert seen == {first, first + 1, first + 2, first + 3}
 
 
 BODIES = [
@@ -329,7 +368,7 @@ def test_streams_end_with_token_ids(server):
 # --- after a restart ------------------------------------------------------------------------------
 
 
-class Mortal(FakeEngine):
+class Mortal(Bounded):
     """Ends as soon as it should."""
 
     is_to_end = False
@@ -341,47 +380,45 @@ class Mortal(FakeEngine):
 
 
 @contextlib.contextmanager
-def successive(*engines):
-    """A server whose engines come one after the other."""
-    coming = iter(engines)
+def successive(first, second):
+    """A server whose second engine comes when the first ends, which happens before its answers."""
+    coming = iter([first, second])
+    first.halt_after(50)
     with controlled(Thread(lambda: next(coming))) as server:
         yield server
 
 
 def test_a_restarted_engine_has_the_weights_of_the_last():
-    first, second = Mortal(step_s=1e-3), Mortal(step_s=1e-3)
-    with successive(first, second) as server, streamed(server, max_tokens=500) as chunks:
-        control(server, "/update_weights", path="step1", weight_version=7)
+    first, second = Mortal(), Mortal()
+    with successive(first, second) as server, streamed(server, max_tokens=100) as chunks:
+        control(server, UPDATE, path="step1", weight_version=7)
         before = [next(chunks) for _ in range(3)]
         first.is_to_end = True
         wait_until(lambda: second.weight_version == 7)
         rest = list(chunks)
         assert second.read == ["step1"]
-    assert ids_of([*before, *rest]) == reply(500)
-    assert rest[-1]["choices"][0]["weight_versions"] == [[499, 500, 7]]
+    assert ids_of([*before, *rest]) == reply(100)
+    assert rest[-1]["choices"][0]["weight_versions"] == [[99, 100, 7]]
 
 
-@pytest.mark.parametrize("level", [0, 1])
-def test_a_restarted_engine_is_paused_and_sleeps_as_the_last(level):
-    first, second = Mortal(step_s=1e-3), Mortal(step_s=1e-3)
-    with successive(first, second) as server, streamed(server, max_tokens=500) as chunks:
+def test_a_restarted_engine_is_paused_and_sleeps_as_the_last():
+    first, second = Mortal(), Mortal()
+    with successive(first, second) as server, streamed(server, max_tokens=100) as chunks:
         before = [next(chunks) for _ in range(3)]
         control(server, "/pause?mode=keep")
-        if level:
-            control(server, "/sleep")
+        control(server, "/sleep")
         first.is_to_end = True
         wait_until(lambda: server.service.client.num_restarts == 1)
         wait_until(lambda: server.http.get("/health").json()["status"] == "ready")
-        status = {"is_sleeping": bool(level), "is_paused": True, "weight_version": 0}
+        status = {"is_sleeping": True, "is_paused": True, "weight_version": 0}
         assert control(server, "/is_sleeping") == status
-        if level:
-            wait_until(lambda: second.sleeps)
-            assert not second.running
-            control(server, "/wake_up")
+        wait_until(lambda: second.sleeps)
+        assert not second.running
+        control(server, "/wake_up")
         assert not second.num_steps
         control(server, "/resume")
         rest = list(chunks)
-    assert ids_of([*before, *rest]) == reply(500)
+    assert ids_of([*before, *rest]) == reply(100)
 
 
 def test_weights_that_have_gone_hold_requests_until_others_come():
@@ -391,29 +428,30 @@ def test_weights_that_have_gone_hold_requests_until_others_come():
                 raise InputError("step1 is gone")
             return super().read_weights(path)
 
-    first, second = Mortal(step_s=1e-3), Poor(step_s=1e-3)
-    with successive(first, second) as server, streamed(server, max_tokens=500) as chunks:
-        control(server, "/update_weights", path="step1")
+    first, second = Mortal(), Poor()
+    with successive(first, second) as server, streamed(server, max_tokens=100) as chunks:
+        control(server, UPDATE, path="step1")
         before = [next(chunks) for _ in range(3)]
         first.is_to_end = True
         expected = "the weights of version 1 cannot be read again: step1 is gone; POST "
         wait_until(lambda: expected in server.http.get("/ready").text)
         assert server.post(TEXT, prompt="a").status_code == 503 and not second.num_steps
-        assert control(server, "/update_weights", path="step2", weight_version=2)
+        assert control(server, UPDATE, path="step2", weight_version=2)
         rest = list(chunks)
         server.wait_ready()
-    assert ids_of([*before, *rest]) == reply(500)
+    assert ids_of([*before, *rest]) == reply(100)
 
 
 def test_an_update_that_the_engine_ends_in_changes_nothing():
     first, second = Mortal(), Mortal()
     with successive(first, second) as server, ThreadPoolExecutor() as pool:
         first.may_read.clear()
-        update = pool.submit(control, server, "/update_weights", 503, path="step1")
+        update = pool.submit(control, server, UPDATE, 503, path="step1")
         wait_until(lambda: server.service.client.control._answers)
         first.is_to_end = True
         assert "the engine ended, and nothing was changed" in update.result()
         first.may_read.set()
+        wait_until(lambda: server.service.client.num_restarts)
         server.wait_ready()
         assert control(server, "/is_sleeping")["weight_version"] == 0
         assert server.post(TEXT, prompt="a", max_tokens=1).status_code == 200

@@ -1,7 +1,9 @@
 """A real engine that pauses, sleeps and takes other weights over HTTP, while it answers."""
 
+import contextlib
 import gc
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,22 +55,28 @@ def engine():
     return Engine.from_model(str(TINY), max_seqs=4, decode_rows=(4,), **SIZES)
 
 
-class Waiting(ServedEngine):
-    """Begins no step once it has generated `ahead` tokens for each of its weights."""
+class Bounded(ServedEngine):
+    """Begins no step once it has generated `most` tokens."""
 
-    ahead: float | None = None
+    most = math.inf
+
+    @property
+    def num_generated(self) -> int:
+        return self._num_generated
 
     def slack_s(self):
-        num_weights = 1 + self.weight_version - self.first
-        is_ahead = self.ahead is not None and self._num_generated >= self.ahead * num_weights
-        return 0.01 if is_ahead else super().slack_s()
+        return 0.01 if self.num_generated >= self.most else super().slack_s()
+
+    def halt_after(self, num_tokens: float) -> None:
+        self.most = self.num_generated + num_tokens
 
 
-def served(engine: Engine, ahead: float | None = None):
-    """A server of an engine that outlives it."""
-    one = Waiting(engine, "tiny", lambda: None, source=str(TINY))
-    one.ahead, one.first = ahead, engine.weight_version
-    return controlled(Thread(lambda: one))
+@contextlib.contextmanager
+def served(engine: Engine):
+    """(Server, served engine) of an engine that outlives them."""
+    one = Bounded(engine, "tiny", lambda: None, source=str(TINY))
+    with controlled(Thread(lambda: one)) as server:
+        yield server, one
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -99,14 +107,13 @@ def under_load(engine, folder, num_streams, num_updates, num_tokens):
     first, asked = engine.weight_version, prompts(num_streams)
     sources = {first: TINY} | {first + n: step(folder, n) for n in range(1, num_updates + 1)}
 
-    def read(index, prompt):
+    def read(prompt):
         with streamed(server, prompt=prompt, max_tokens=num_tokens, ignore_eos=True) as chunks:
             ids, ranges = [], []
             for chunk in chunks:
                 (choice,) = chunk["choices"]
                 ids += choice["token_ids"]
                 ranges += choice["weight_versions"]
-                received[index] = len(ids)
             assert choice["finish_reason"] == "length"
         assert len(ids) == num_tokens
         assert [n for begin, end, _ in ranges for n in range(begin, end)] == list(range(num_tokens))
@@ -117,13 +124,15 @@ def under_load(engine, folder, num_streams, num_updates, num_tokens):
             merged.append((begin, end, version))
         return prompt, ids, merged
 
-    due, received = num_streams * num_tokens / (num_updates + 1), {}
-    with served(engine, due) as server, ThreadPoolExecutor(num_streams) as pool:
-        reading = [pool.submit(read, *each) for each in enumerate(asked)]
+    due = num_streams * num_tokens / (num_updates + 1)
+    with served(engine) as (server, one), ThreadPoolExecutor(num_streams) as pool:
+        one.most = due
+        reading = [pool.submit(read, prompt) for prompt in asked]
         for n, version in enumerate([*sources][1:]):
-            wait_until(lambda least=n * due: sum(received.values()) > least, 300)
+            wait_until(lambda least=n * due: one.num_generated > least, 300)
             status = control(server, UPDATE, path=str(sources[version]))
             assert status["weight_version"] == version
+            one.most += due
         answers = [each.result() for each in reading]
         assert server.service.client.num_restarts == 0
     assert is_of_its_weights(engine, sources, answers) == set(sources)
@@ -148,13 +157,15 @@ def test_sleep_frees_pages_and_weights_and_texts_stay(engine, level):
 
     asked = {"prompt": "Once upon", "max_tokens": 60, "ignore_eos": True}
     runner = engine.model_runner
-    with served(engine) as server:
+    with served(engine) as (server, one):
         control(server, UPDATE, path=str(TINY))  # whatever tests before have left
         with streamed(server, **asked) as chunks:
             expected = ids_of(chunks)
+        one.halt_after(20)
         with streamed(server, **asked) as chunks:
             begun = [next(chunks) for _ in range(3)]
             control(server, "/pause?mode=keep")
+            one.most = math.inf
             own = sum(leaf.nbytes for leaf in jax.tree.leaves((runner.params, runner.cache)))
             awake = device_bytes()
             control(server, f"/sleep?level={level}")
@@ -171,12 +182,14 @@ def test_sleep_frees_pages_and_weights_and_texts_stay(engine, level):
 
 def test_a_pause_changes_no_text(engine):
     asked = {"prompt": "Once upon", "max_tokens": 60, "ignore_eos": True, "seed": 3}
-    with served(engine) as server:
+    with served(engine) as (server, one):
         with streamed(server, **asked, temperature=1) as chunks:
             expected = ids_of(chunks)
+        one.halt_after(20)
         with streamed(server, **asked, temperature=1) as chunks:
             begun = [next(chunks) for _ in range(3)]
             control(server, "/pause?mode=keep")
+            one.most = math.inf
             control(server, "/resume")
             assert ids_of([*begun, *chunks]) == expected
 
@@ -189,7 +202,7 @@ def test_weights_come_from_directories_checkpoints_and_steps_of_orbax(engine, tm
         infos = decoder.param_infos(engine.config.model)
         checkpointer.save(tmp_path / "step", checkpoint.load_params(infos, None))
     asked = {"prompt": "Once upon", "max_tokens": 12, "temperature": 0, "return_token_ids": True}
-    with served(engine) as server:
+    with served(engine) as (server, one):
 
         def tokens():
             (choice,) = server.post(TEXT, **asked).json()["choices"]
@@ -222,7 +235,7 @@ def test_weights_that_do_not_fit_are_one_line_and_change_nothing(engine, tmp_pat
     (torn / "model.safetensors").write_bytes(data[: len(data) // 2])
     (tmp_path / "empty").mkdir()
     asked = {"prompt": "Once upon", "max_tokens": 12, "ignore_eos": True}
-    with served(engine) as server:
+    with served(engine) as (server, one):
         control(server, UPDATE, path=str(TINY))
         version = control(server, "/is_sleeping")["weight_version"]
         with streamed(server, **asked) as chunks:

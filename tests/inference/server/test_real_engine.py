@@ -29,6 +29,8 @@ COMMAND = [
     "--set=engine.shapes.prefill_chunks=(1,)",
 ]
 
+CONTROL_KEY = "control-0123456789ab"
+
 
 class Served:
     def __init__(self, process: subprocess.Popen, url: str):
@@ -51,9 +53,12 @@ def children(pid: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    environment = compiling.environment(tmp_path_factory.mktemp("serve") / "cache")
+    folder = tmp_path_factory.mktemp("serve")
+    environment = compiling.environment(folder / "cache")
+    (folder / "keys").write_text(CONTROL_KEY)
+    command = [*COMMAND, f"--control_key_file={folder / 'keys'}"]
     with subprocess.Popen(
-        COMMAND, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
         url = process.stderr.readline().split()[0]
         one = Served(process, url)
@@ -222,7 +227,7 @@ def test_what_the_engine_refuses_is_told(served):
 
 
 def test_answers_go_on_when_the_engine_is_killed(served):
-    """With the text that they would have had, whatever is asked for."""
+    """With the text that they would have had, whatever is asked for, from the same weights."""
     form = {"regex": "[a-z]{3}( [a-z]{3}){30}"}
     free = {"ignore_eos": True, "max_tokens": 200}
     kinds = [
@@ -236,6 +241,9 @@ def test_answers_go_on_when_the_engine_is_killed(served):
 
     with ThreadPoolExecutor(len(kinds)) as pool:
         expected = list(pool.map(ask, kinds))
+        weights = {"path": str(TINY), "weight_version": 5}
+        key = {"authorization": f"Bearer {CONTROL_KEY}"}
+        assert served.http.post("/update_weights", json=weights, headers=key).status_code == 200
         again, before = pool.map(ask, kinds), engine_of(served)
         streamed = free | {"prompt": "The", "temperature": 0, "stream": True}
         with served.http.stream("POST", TEXT, json=streamed) as response:
@@ -249,6 +257,8 @@ def test_answers_go_on_when_the_engine_is_killed(served):
     wait_until(lambda: before not in children(served.process.pid))
     wait_until(lambda: served.http.get("/ready").status_code == 200)
     assert engine_of(served) != before
+    (choice,) = served.post(TEXT, prompt="a", max_tokens=3, return_token_ids=True)["choices"]
+    assert choice["weight_versions"] == [[0, len(choice["token_ids"]), 5]]
 
 
 def engine_of(served) -> int:
