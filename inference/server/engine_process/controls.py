@@ -4,11 +4,14 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from configs.errors import InputError, reason
-from inference.new_weights import NewWeights
 from inference.server.engine_process.served import Served
 from inference.server.frames import Control, Controlled, Pause, Resume, Sleep, UpdateWeights, Wake
+
+if TYPE_CHECKING:  # a process that speaks HTTP loads no engine
+    from inference.new_weights import NewWeights
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +66,7 @@ class Controls:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _do(self, message: Control, new: NewWeights | None) -> None:
+    def _do(self, message: Control, new: "NewWeights | None") -> None:
         if isinstance(message, Pause | Resume):
             self._is_paused = isinstance(message, Pause)
         elif isinstance(message, Sleep):
@@ -77,7 +80,7 @@ class Controls:
             self._engine.update_weights(new, message.source.version, message.keeps_pages)
 
 
-def _read(reading: Future[NewWeights]) -> NewWeights:
+def _read(reading: "Future[NewWeights]") -> "NewWeights":
     """Returns weights that were read; raises InputError for whatever came between."""
     try:
         return reading.result()

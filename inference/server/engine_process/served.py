@@ -1,12 +1,14 @@
 """The interface of an engine that `EngineLoop` serves."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from inference.new_weights import NewWeights
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server.frames import Heartbeat, Loaded
+
+if TYPE_CHECKING:  # a process that speaks HTTP loads no engine
+    from inference.new_weights import NewWeights
 
 
 class Served(Protocol):
@@ -51,18 +53,18 @@ class Served(Protocol):
     def weight_version(self) -> int:
         """Version of the weights; 0 at first."""
 
-    def read_weights(self, path: str | None) -> NewWeights:
+    def read_weights(self, path: str | None) -> "NewWeights":
         """Reads other weights, in another thread; None: those of the model once more. Raises
         InputError if they are not this model's.
         """
 
-    def update_weights(self, new: NewWeights, version: int | None, keeps_pages: bool) -> None:
+    def update_weights(self, new: "NewWeights", version: int | None, keeps_pages: bool) -> None:
         """Goes on with other weights, as `Engine.update_params`."""
 
     def sleep(self, keeps_weights: bool) -> None:
         """Frees the device's memory; raises InputError if it cannot."""
 
-    def wake(self, new: NewWeights | None, version: int | None) -> None:
+    def wake(self, new: "NewWeights | None", version: int | None) -> None:
         """Ends `sleep`, as `Engine.wake`."""
 
     def step(self) -> list[RequestOutput]:

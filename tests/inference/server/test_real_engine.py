@@ -56,6 +56,7 @@ def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("serve")
     environment = compiling.environment(folder / "cache")
     (folder / "keys").write_text(CONTROL_KEY)
+    (folder / "keys").chmod(0o600)
     command = [*COMMAND, f"--control_key_file={folder / 'keys'}"]
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
