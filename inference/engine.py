@@ -67,6 +67,7 @@ class Engine(PromptRunner):
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids if isinstance(eos_ids, Set) else frozenset(eos_ids)
         self.input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
+        self.adapters = self.input_processor.adapters
         self.scheduler = Scheduler(config, *cache_policy.of_caches(config))
         if config.engine.drafts.adapt_drafts:
             self.scheduler.draft_policy = AdaptiveDrafts(config.engine)
@@ -198,18 +199,6 @@ class Engine(PromptRunner):
         parent = self._requests.parent(id, params)
         child = self.input_processor.continuation(parent, params)
         return self._requests.fork(parent, child).group.id
-
-    def load_adapter(self, name: str, directory: str | Path) -> None:
-        """Reads an adapter of the `peft` package, which requests then choose by name.
-
-        Raises:
-            InputError: it is none of this model, or the engine has no room for it.
-        """
-        self.input_processor.adapters.load(name, Path(directory))
-
-    def unload_adapter(self, name: str) -> None:
-        """Forgets an adapter; requests that have it go on. Raises InputError if it is not there."""
-        self.input_processor.adapters.unload(name)
 
     def retain(self, tokens: Items[int], cache_salt: str | None = None) -> None:
         """Lets what is cached of a conversation outlive other prefixes until it goes on.

@@ -22,7 +22,7 @@ class AdapterTable:
     def names(self) -> tuple[str, ...]:
         return tuple(self._adapters)
 
-    def load(self, name: str, directory: Path) -> None:
+    def load(self, name: str, directory: str | Path) -> None:
         """Adds the adapter of a directory; requests that run with another one of the name keep it.
 
         Raises:
@@ -35,7 +35,7 @@ class AdapterTable:
             raise InputError(
                 f"an adapter is named by letters, digits and . _ - /, not {shown(name)}"
             )
-        self._adapters[name] = peft_directory.read(directory, self._config.model, room.rank)
+        self._adapters[name] = peft_directory.read(Path(directory), self._config.model, room.rank)
 
     def unload(self, name: str) -> None:
         """Forgets an adapter; requests that have it go on. Raises InputError if it is not there."""

@@ -35,7 +35,7 @@ def test_rows_with_other_adapters_and_none_get_what_merged_weights_give(tmp_path
     weights = {None: plain}
     for seed, (name, rank) in enumerate(_RANKS.items()):
         directory = peft_files.write(tmp_path / name, model, rank, seed)
-        engine.load_adapter(name, directory)
+        engine.adapters.load(name, directory)
         loaded = peft_directory.read(directory, model, 8)
         weights[name] = peft_files.merged(model, plain, loaded)
     prompts = fakes.prompts([5, 40, 17, 3], model.vocab_size, seed=2)
@@ -56,7 +56,7 @@ def _loaded(directory, model, names, rank=8, engine=None, **settings):
         engine = fakes.engine(model, None, "one", False, rank=rank, **_SIZES, **settings)
     for seed, name in enumerate(names):
         where = peft_files.write(directory / name, model, 1 + seed % rank, seed)
-        engine.load_adapter(name, where)
+        engine.adapters.load(name, where)
     return engine
 
 
@@ -100,9 +100,9 @@ def test_prefixes_are_shared_by_requests_of_one_adapter_only(tmp_path):
 
     assert [num_cached(name) for name in (None, "one", "other")] == [0, 0, 0]
     assert min(num_cached(name) for name in (None, "one", "other")) >= 32
-    engine.load_adapter("twin", tmp_path / "one")
+    engine.adapters.load("twin", tmp_path / "one")
     assert num_cached("twin") >= 32
-    engine.load_adapter("one", peft_files.write(tmp_path / "new", engine.config.model, 3, seed=9))
+    engine.adapters.load("one", peft_files.write(tmp_path / "new", engine.config.model, 3, seed=9))
     assert num_cached("one") == 0
 
 
@@ -155,7 +155,7 @@ def test_adapters_outlive_sleep_new_weights_and_their_own_name(tmp_path):
     id = engine.add_request(prompt, _greedy(6, "one"))
     sequence = fakes.sequence_of(engine, id)
     engine.step()
-    engine.unload_adapter("one")
+    engine.adapters.unload("one")
     engine.rebuild()
     fakes.drain(engine)
     assert sequence.output_tokens == expected

@@ -30,7 +30,7 @@ def test_scores_are_those_of_peft(name):
             str(GOLDEN / name), dtype="float32", top_logprobs=min(20, vocab_size), **_SIZES
         )
         engine.scheduler.shapes = engine.scheduler.shapes[-1:]
-        engine.load_adapter("tuned", GOLDEN / "adapters" / name)
+        engine.adapters.load("tuned", GOLDEN / "adapters" / name)
         expected = np.load(GOLDEN / "adapters" / name / "expected.npz")
         for i in range(2):
             tokens, logits = expected[f"tokens_{i}"], expected[f"logits_{i}"].astype(float)

@@ -50,7 +50,7 @@ def test_the_loss_is_that_of_merged_weights_and_of_the_engine(tmp_path, name):
         return
     with fakes.no_draws():
         engine = fakes.engine(model, None, "one", False, slots=1, rank=8, max_seqs=4)
-        engine.load_adapter("tuned", tmp_path / "adapter")
+        engine.adapters.load("tuned", tmp_path / "adapter")
         scores = engine.score([sequence.tokens for sequence in _SEQUENCES], "tuned")
     lost = [
         -logprob for score, sequence in zip(scores, _SEQUENCES, strict=True)
