@@ -15,7 +15,7 @@ from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.settings.section import paths
 from inference import new_weights
-from inference.checkpoints import classifiers, resolve, weight_formats
+from inference.checkpoints import classifiers, flax_tree, resolve, weight_formats
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
 from inference.device_memory import DeviceMemory
@@ -305,8 +305,9 @@ class Engine(PromptRunner):
 
         Args:
             source: a tree of parameters on whatever devices, which is copied, from one mesh to
-                another without the host; what `--model` takes; the directory of a step that Orbax
-                wrote of such a tree; or what `read_weights` returned.
+                another without the host; a tree of Flax's (docs/flax.md), through the host; what
+                `--model` takes; the directory of a step that Orbax wrote of either tree; or what
+                `read_weights` returned.
             keeps_pages: what is cached stays, though old weights computed it, and later prompts
                 find it; else all of it is computed again.
             version: of the new weights; None: the next.
@@ -334,16 +335,22 @@ class Engine(PromptRunner):
         """
         return self._read(source, "update_params")
 
-    def export_params(self) -> Params:
+    def export_params(self, like: object = None) -> Params:
         """Returns new arrays of the target's parameters as it declares them, for a trainer or Orbax
         on the same mesh, and `update_params`: no copy goes through the host.
 
+        Args:
+            like: a tree of Flax's, of arrays or of shapes, that the parameters are returned as,
+                with its dtypes and shardings, through the host (docs/flax.md).
+
         Raises:
-            InputError: weights have few bits, there are several hosts, or the engine sleeps.
+            InputError: weights have few bits, the tree is another model's, there are several hosts,
+                or the engine sleeps.
         """
         self._check_awake()
         hosts.current().check_alone("export_params")
-        return self.model_runner.export_params()
+        exported = self.model_runner.export_params()
+        return exported if like is None else flax_tree.export(self.config.model, exported, like)
 
     def sleep(self, keeps_weights: bool = True, keeps_pages: bool = False) -> None:
         """Frees the device's memory, all but what is compiled. Requests stay: their tokens are on

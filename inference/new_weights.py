@@ -13,10 +13,20 @@ from configs.engine import Config
 from configs.errors import InputError, shown
 from configs.heads import Heads
 from configs.model import ModelConfig
-from inference.checkpoints import classifiers, load, names, provenance, resolve, weight_formats
+from inference.checkpoints import (
+    classifiers,
+    flax_tree,
+    load,
+    names,
+    provenance,
+    resolve,
+    weight_formats,
+)
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
+from inference.checkpoints.names import NameMap
 from inference.checkpoints.native import orbax_step
+from inference.checkpoints.tensor_source import TensorSource
 from inference.classifier import Classifier
 from inference.files import mirror
 from inference.scheduling.sequence import Sequence
@@ -122,22 +132,34 @@ def find(
     what the engine's first checkpoint said, or what the engine runs. A tree is taken as it is.
 
     Args:
-        source: a tree of the engine's parameters on whatever devices, of its dtypes; what
-            `--model` takes; or a step that Orbax wrote of such a tree, sharded however.
+        source: a tree of the engine's parameters on whatever devices, of its dtypes; one of a
+            package that `Family.flax` names; what `--model` takes; or a step that Orbax wrote of
+            either tree, sharded however.
         declared: its model, as the checkpoint that it started with says.
 
     Raises:
         InputError: they are not this model's.
     """
+    infos = decoder.param_infos(config.model)
+
+    def loader(tensors: TensorSource, name_map: NameMap) -> Callable[[], Params]:
+        load.check(params.flatten(infos), tensors, name_map)
+        place = linear.placement(config, meshes.of(config.mesh))
+        return functools.partial(load.load_params, infos, tensors, name_map, progress, place)
+
     if not isinstance(source, str | Path):
+        tensors = flax_tree.tensors(config.model, flax_tree.of_arrays(source))
+        if tensors is not None:
+            return loader(tensors, names.huggingface(config.model))
         return functools.partial(linear.copy_params, config, source, meshes.of(config.mesh))
-    infos, path = decoder.param_infos(config.model), mirror.path_of(str(source))
+    path = mirror.path_of(str(source))
     if orbax_step.is_step(path):
         mirror.complete(path)  # Orbax reads it
-        tensors = orbax_step.open_tensors(path)
-        load.check(params.flatten(infos), tensors, names.identity)
-        place = linear.placement(config, meshes.of(config.mesh))
-        return functools.partial(load.load_params, infos, tensors, names.identity, progress, place)
+        step = orbax_step.open_tensors(path)
+        tensors = flax_tree.tensors(config.model, flax_tree.of_step(step))
+        if tensors is not None:
+            return loader(tensors, names.huggingface(config.model))
+        return loader(step, names.identity)
     resolved = resolve.resolve(str(source))
     shapes, engine_shapes = (
         {path: info.shape for path, info in params.flatten(declared_infos).items()}

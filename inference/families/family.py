@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.model import LayerSpec, ModelConfig
-from inference.families.shared import gguf_names
+from inference.families.shared import flax_names, gguf_names
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.fields import ModelFields
 from inference.families.shared.gguf_keys import RMS_EPSILON, GgufKeys
@@ -132,6 +132,7 @@ class Family:
         integers: endings of the names of tensors of integers.
         rows_key: key with the number of rows of a table of which only those of tokens are read.
         gguf: None: llama.cpp does not have the family.
+        flax: the trees of packages that train it.
     """
 
     name: str
@@ -164,6 +165,7 @@ class Family:
     integers: tuple[str, ...] = ()
     rows_key: str | None = None
     gguf: Gguf | None = None
+    flax: tuple[flax_names.Names, ...] = ()
 
     def model(self, keys: Keys, name: str) -> ModelConfig:
         """Returns the model that a `config.json` describes; raises an `InputError`."""

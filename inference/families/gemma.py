@@ -10,7 +10,14 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Metadata, ModelFields
-from inference.families.shared import export_fields, fields, gguf_rope, hf_names, rope_keys
+from inference.families.shared import (
+    export_fields,
+    fields,
+    flax_names,
+    gguf_rope,
+    hf_names,
+    rope_keys,
+)
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
@@ -184,6 +191,7 @@ FAMILIES = (
         reads=("attention_bias",),
         write=_write_first,
         tensors=hf_names.LLAMA,
+        flax=flax_names.GEMMA,
         gguf=Gguf(readers={"gemma": GgufReader(_gguf_first)}, writer=GgufWriter("gemma")),
     ),
     Family(
@@ -193,6 +201,7 @@ FAMILIES = (
         reads=("attention_bias", *_CAPPED),
         write=_write_gemma,
         tensors=hf_names.POST_NORMED,
+        flax=flax_names.GEMMA2,
         gguf=Gguf(
             readers={"gemma2": GgufReader(_gguf_gemma2, (_WINDOW, *_CAPPED))},
             writer=GgufWriter("gemma2", _gguf_gemma2_keys),
@@ -206,6 +215,7 @@ FAMILIES = (
         reads=("attention_bias", *_CAPPED),
         write=_write_gemma3,
         tensors=hf_names.POST_NORMED,
+        flax=flax_names.GEMMA3,
         wrapper="Gemma3ForConditionalGeneration",
         ignored=tuple(
             f"{prefix}{part}"

@@ -11,6 +11,7 @@ from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Mode
 from inference.families.shared import (
     export_fields,
     fields,
+    flax_names,
     gguf_mixtures,
     gguf_rope,
     hf_names,
@@ -83,6 +84,7 @@ FAMILIES = (
         reads=_BIASED,
         write=export_fields.llama_fields,
         tensors=hf_names.LLAMA,
+        flax=flax_names.LLAMA,
         gguf=Gguf(
             is_interleaved=True,
             readers={"llama": GgufReader(_gguf_llama, gguf_mixtures.COUNTS)},

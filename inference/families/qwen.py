@@ -4,7 +4,7 @@ arXiv 2505.07608), which is Qwen2 without the layer that predicts a second token
 
 from configs.model import ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
-from inference.families.shared import export_fields, fields, hf_names, rope_keys
+from inference.families.shared import export_fields, fields, flax_names, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
@@ -52,6 +52,7 @@ FAMILIES = (
         read=_read_qwen2,
         write=write,
         tensors=hf_names.LLAMA,
+        flax=flax_names.QWEN,
         gguf=Gguf(readers={"qwen2": GgufReader(_gguf_qwen2)}, writer=GgufWriter("qwen2")),
     ),
     Family(
@@ -72,6 +73,7 @@ FAMILIES = (
         reads=("attention_bias",),
         write=write,
         tensors=hf_names.LLAMA,
+        flax=flax_names.QWEN,
         wrapper="Qwen3VLForConditionalGeneration",
         ignored=("model.visual",),
         gguf=Gguf(readers={"qwen3": GgufReader(_gguf_qwen3)}, writer=GgufWriter("qwen3")),

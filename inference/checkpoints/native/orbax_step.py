@@ -16,7 +16,7 @@ from inference.checkpoints.tensor_source import TensorSource
 from layers import params
 
 _METADATA = "_METADATA"
-_ITEMS = (".", "default", "params", "state")  # where a step keeps its tree
+_ITEMS = (".", "default", "params", "state", "items", "model_params")  # where a step keeps its tree
 _PARAMS = "params"  # the parameters' name in the state of a training loop
 
 
