@@ -44,16 +44,16 @@ SANITIZERS := -g -O1 -fsanitize=address,undefined,float-cast-overflow -fno-sanit
 
 INSTALL := -m pip --disable-pip-version-check install -qq
 LOCKED := $(INSTALL) --require-hashes
-COMPILE = .venv-lock/bin/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
-	--generate-hashes --no-emit-index-url --no-emit-find-links \
-	--custom-compile-command "make lock" $(LOCK_ARGS)
+UNIVERSAL = .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
+COMPILE = $(UNIVERSAL) --python-version 3.11 pyproject.toml
 IS_NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ridgeline needs \
 	Python >= 3.11, this is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
 
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve small-model test test-long test-sanitized test-cloud check test-py312 mutants drills test-aot test-manifests test-aarch64 device pages golden wheel lock clean
+.PHONY: help run serve small-model test test-long test-sanitized test-cloud test-flax check test-py312 mutants drills test-aot test-manifests test-aarch64 device pages golden wheel lock clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -130,6 +130,13 @@ test-cloud:  ## models at s3:// and gs://, against emulators; a part of test-lon
 		echo "test-cloud: SKIPPED, its environment cannot be installed here"; \
 	fi
 
+test-flax:  ## trees of Tunix, gemma and MaxText, and Tunix's GRPO on an engine; skipped where they cannot be installed
+	@if $(MAKE) .venv-flax/.ready; then \
+		.venv-flax/bin/python -m pytest --disable-warnings tests/flax; \
+	else \
+		echo "test-flax: SKIPPED, its environment cannot be installed here"; \
+	fi
+
 # With a part of the tests named, each environment runs another one of the six.
 test-aot:  ## compile for H200 and TPUs without a device; skipped by name where that cannot be installed (PART=...)
 	@part=$(if $(filter command environment,$(origin PART)),$(PART)); for name in $(AOT); do \
@@ -175,9 +182,10 @@ lock: .venv-lock/.uv  ## rewrite the hashed locks from pyproject.toml
 	$(COMPILE) --extra serve --extra tpu -c requirements-serve.lock -o requirements-tpu.lock
 	$(COMPILE) --extra serve --extra test -c requirements-serve.lock -o requirements-test.lock
 	$(COMPILE) --extra serve --extra test --extra cloud --extra cloud-test -c requirements-test.lock -o requirements-cloud.lock
+	$(UNIVERSAL) --python-version 3.12 tests/flax/requirements.in -o requirements-flax.lock
 
 clean:  ## remove everything that make created
-	rm -rf .venv .venv312 .venv-aot-* .venv-cloud .venv-drills .venv-golden .venv-lock .venv-manifests .venv-mutants .venv-ray .venv-xpk .venv-zig .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv312 .venv-aot-* .venv-cloud .venv-drills .venv-flax .venv-golden .venv-lock .venv-manifests .venv-mutants .venv-ray .venv-xpk .venv-zig .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf build dist ridgeline.egg-info
 	find configs sharding layers inference scripts tests -name __pycache__ -prune -exec rm -rf {} +
 
@@ -229,6 +237,11 @@ clean:  ## remove everything that make created
 .venv-ray/.ready .venv-cloud/.ready: .venv-%/.ready: requirements-%.lock
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python $(LOCKED) -r requirements-$*.lock
+	@touch $@
+
+.venv-flax/.ready: requirements-flax.lock
+	@PYENV_VERSION=3.12.1 $(PYTHON312) -m venv $(@D) 2>/dev/null || $(PYTHON312) -m venv $(@D)
+	$(@D)/bin/python $(LOCKED) -r requirements-flax.lock
 	@touch $@
 
 .venv-zig/.ready: pyproject.toml

@@ -17,6 +17,7 @@ import numpy as np
 
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
+from configs.kinds.rope import Llama3
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.tensor_source import TensorSource
@@ -217,10 +218,18 @@ def _packages(config: ModelConfig) -> str:
     return ", ".join(packages) or "no package of Flax"
 
 
+def _namings(config: ModelConfig) -> list[Names]:
+    if config.family not in families.ALL:
+        return []
+    ropes = [mixer.rope for mixer in config.mixers(Attention)]
+    is_scaled = any(rope is not None and isinstance(rope.scaling, Llama3) for rope in ropes)
+    return [n for n in families.of(config).flax if n.is_scaled in (None, is_scaled)]
+
+
 def _naming(config: ModelConfig, tree: FlaxTree) -> Names | None:
     """The naming that has most of the tree's leaves, with their shapes."""
     best, most = None, 0
-    for naming in families.of(config).flax if config.family in families.ALL else ():
+    for naming in _namings(config):
         expected = {place.path: place.shape for place in _places(config, naming).values()}
         same = [path for path in expected if path in tree.shapes]
         alike = sum(expected[path] == tree.shapes[path] for path in same)

@@ -46,12 +46,15 @@ class Names:
             along an axis L.
         leaves: by the names of transformers' tensors, of layers without "model.layers.N.".
         ignored: how paths begin that are not of the text.
+        is_scaled: whether it is that of models with the rotary positions of Llama 3.1, or of those
+            without; None: of both.
     """
 
     package: str
     layer: str
     leaves: Mapping[str, Leaf]
     ignored: tuple[str, ...] = ()
+    is_scaled: bool | None = None
 
 
 _TUNIX = {
@@ -92,8 +95,12 @@ _MAXTEXT = {
     "mlp.up_proj.weight": Leaf("mlp/wi_1/kernel", "D F"),
     "mlp.down_proj.weight": Leaf("mlp/wo/kernel", "F D"),
 }
-# Llama in MaxText rotates neighbors, and has the scale of attention in its queries.
+# Llama has the scale of attention in its queries there, and since 3.1 it rotates neighbors.
 _MAXTEXT_LLAMA = {
+    **_MAXTEXT,
+    "self_attn.q_proj.weight": Leaf("self_attention/query/kernel", "D N H", is_divided=True),
+}
+_MAXTEXT_LLAMA31 = {
     **_MAXTEXT,
     "self_attn.q_proj.weight": Leaf("self_attention/query/kernel", "D N ba", is_divided=True),
     "self_attn.k_proj.weight": Leaf("self_attention/key/kernel", "D K ba"),
@@ -143,7 +150,7 @@ _GEMMA2_IN_TUNIX = {
 _IMAGES = ("vision_encoder/", "SigLiPFromPatches_0/", "embedder/mm_")
 
 
-def _maxtext(leaves: Mapping[str, Leaf]) -> tuple[Names, ...]:
+def _maxtext(leaves: Mapping[str, Leaf], is_scaled: bool | None = None) -> tuple[Names, ...]:
     """Layers one by one, and scanned, where L is the second axis (`param_scan_axis: 1`)."""
     scanned = {
         name: leaf
@@ -152,8 +159,8 @@ def _maxtext(leaves: Mapping[str, Leaf]) -> tuple[Names, ...]:
         for name, leaf in leaves.items()
     }
     return (
-        Names("maxtext", "decoder/layers", scanned),
-        Names("maxtext", "decoder/layers_{}", leaves),
+        Names("maxtext", "decoder/layers", scanned, is_scaled=is_scaled),
+        Names("maxtext", "decoder/layers_{}", leaves, is_scaled=is_scaled),
     )
 
 
@@ -175,7 +182,7 @@ def _gemma(nnx: Mapping[str, Leaf], linen: Mapping[str, Leaf]) -> tuple[Names, .
 
 
 _IN_TUNIX = Names("tunix", "layers/{}", _TUNIX)
-LLAMA = (_IN_TUNIX, *_maxtext(_MAXTEXT_LLAMA))
+LLAMA = (_IN_TUNIX, *_maxtext(_MAXTEXT_LLAMA, False), *_maxtext(_MAXTEXT_LLAMA31, True))
 QWEN = (_IN_TUNIX, *_maxtext(_MAXTEXT))
 GEMMA = _gemma(_GEMMA, _GEMMA)
 GEMMA2 = _gemma(_GEMMA2_IN_TUNIX, _GEMMA_POST_NORMED)

@@ -108,12 +108,12 @@ def test_the_two_halves_of_a_stack_are_not_swapped():
     np.testing.assert_array_equal(layer["mixer"]["qkv"][30:], np.concatenate(rows))
 
 
-def test_llama_in_maxtext_rotates_neighbors_and_has_scaled_queries():
-    name = "maxtext-llama"
+def test_llama_31_in_maxtext_rotates_neighbors_and_has_scaled_queries():
+    name = "maxtext-llama31-scanned"
     model, tree = models.MODELS[name], _tree(name)
     mixer = _loaded(model, tree)["layers"][0]["mixer"]
     q_HD = np.asarray(mixer["qkv"])[:16]
-    w_DH = _leaf(tree, "params/decoder/layers_0/self_attention/query/kernel")[:, 0]
+    w_DH = _leaf(tree, "params/decoder/layers/self_attention/query/kernel")[:, 0, 0]
     np.testing.assert_array_equal(q_HD[:8], 4 * w_DH[:, ::2].T)
     np.testing.assert_array_equal(q_HD[8:], 4 * w_DH[:, 1::2].T)
 
@@ -126,22 +126,22 @@ def test_an_engine_goes_on_with_a_tree_and_gives_it_back(mesh):
     assert engine.update_params(tree) == 1
     _check_same(engine.export_params(like=tree), tree)
     _check_same(engine.export_params(), _loaded(model, tree))
-    scanned = _tree("maxtext-llama-scanned", seed=1)
-    engine.update_params(scanned)
-    _check_same(engine.export_params(like=scanned), scanned)
+    layers = _tree("maxtext-llama", seed=1)
+    engine.update_params(layers)
+    _check_same(engine.export_params(like=layers), layers)
     broken = _tree("tunix-llama")
     broken["layers"][1]["mlp"]["up_proj"]["kernel"][3, 2] = np.inf
     with pytest.raises(InputError, match="layers/1/mlp/up_proj/kernel holds NaN or infinity"):
         engine.update_params(broken)
-    _check_same(engine.export_params(like=scanned), scanned)
+    _check_same(engine.export_params(like=layers), layers)
     assert engine.update_params(tree) == 3
 
 
 def test_a_tree_in_an_orbax_step(tmp_path):
     """NNX saves arrays as 'value', MaxText the state of its loop in a folder 'items'."""
-    engine = fakes.engine(models.MODELS["tunix-llama"], None, "one", False, **_SIZES)
-    nnx = _tree("tunix-llama", wrap=lambda leaf: {"value": leaf})
-    scanned = _tree("maxtext-llama-scanned", seed=1)
+    engine = fakes.engine(models.MODELS["tunix-qwen3"], None, "one", False, **_SIZES)
+    nnx = _tree("tunix-qwen3", wrap=lambda leaf: {"value": leaf})
+    scanned = _tree("maxtext-qwen3-scanned", seed=1)
     state = {"step": np.int32(3), "opt_state": {"mu": scanned["params"]}, "params": scanned}
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "1" / "model_params", nnx)
