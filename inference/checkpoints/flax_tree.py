@@ -160,7 +160,7 @@ def export(config: ModelConfig, values: Params, like: object) -> Any:
     Args:
         values: as the model declares them.
         like: the tree, or one of shapes (`nnx.eval_shape`): its structure, dtypes and shardings
-            are those of the result.
+            are those of the result, as are its leaves that read images.
 
     Raises:
         InputError: as `tensors`, or no package keeps the model under such paths.
@@ -174,8 +174,8 @@ def export(config: ModelConfig, values: Params, like: object) -> Any:
         )
     places = _checked(config, tree, naming)
     made = {
-        path: np.empty(shape, jax.numpy.dtype(tree.dtypes[path]))
-        for path, shape in tree.shapes.items()
+        place.path: np.empty(place.shape, jax.numpy.dtype(tree.dtypes[place.path]))
+        for place in places.values()
     }
     for name, tensor in _cut(config, values):
         place = places[name]
@@ -183,11 +183,13 @@ def export(config: ModelConfig, values: Params, like: object) -> Any:
         if place.leaf.is_divided:
             part = _times(part, place.sizes["H"] ** -0.5)
         made[place.path][place.part] = part
-    leaves = [_placed(made[_path(path)], leaf) for path, leaf in _named(like)]
+    leaves = [_placed(made.get(_path(path)), leaf) for path, leaf in _named(like)]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def _placed(values: np.ndarray, like: object) -> object:
+def _placed(values: np.ndarray | None, like: object) -> object:
+    if values is None:
+        return like
     if isinstance(like, np.ndarray):
         return values
     return jax.device_put(values, getattr(like, "sharding", None))

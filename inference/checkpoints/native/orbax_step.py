@@ -71,9 +71,9 @@ def open_tensors(path: Path) -> TensorSource:
         yield whole(name)
 
     shapes = {name: tuple(leaves[index].shape) for name, index in paths.items()}
-    dtypes = {str(np.dtype(leaves[index].dtype)) for index in paths.values()}
-    dtype = "bfloat16" if dtypes <= {"bfloat16"} else "float32"
-    return TensorSource(str(path), shapes, read, dtype, stream)
+    dtypes = {name: str(np.dtype(leaves[index].dtype)) for name, index in paths.items()}
+    dtype = "bfloat16" if {*dtypes.values()} <= {"bfloat16"} else "float32"
+    return TensorSource(str(path), shapes, read, dtype, stream, dtypes=dtypes)
 
 
 def _item(path: Path) -> Path | None:

@@ -75,6 +75,15 @@ def test_trees_come_and_go_bit_for_bit(name, dtype):
     _check_same(_loaded(model, flax_tree.export(model, drawn, shapes)), drawn)
 
 
+def test_what_reads_images_stays_as_it_is():
+    model, tree = models.MODELS["gemma-gemma3"], _tree("gemma-gemma3")
+    values = _loaded(model, tree)
+    tree["params"]["vision_encoder"] = {"pos_embedding": np.full((1, 4, 6), 2, np.int8)}
+    tree["params"]["embedder"]["mm_input_projection"] = {"w": np.full((6, 24), np.nan)}
+    _check_same(_loaded(model, tree), values)
+    _check_same(flax_tree.export(model, values, tree), tree)
+
+
 def test_elements_are_where_the_packages_multiply_them():
     """By the products in their modules: "btd,dnh->btnh", "BTD,NDH->BTNH", "...F,NHF->...NH"."""
     x_TD = np.random.default_rng(1).normal(size=(5, 24)).astype(np.float32)
@@ -149,6 +158,12 @@ def test_a_tree_in_an_orbax_step(tmp_path):
     engine.update_params(tmp_path / "1")
     _check_same(engine.export_params(like=nnx), nnx)
     engine.update_params(tmp_path / "2")
+    _check_same(engine.export_params(like=scanned), scanned)
+    nnx["final_norm"]["w"]["value"] = np.ones(24, np.int32)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "3", nnx)
+    with pytest.raises(InputError, match="final_norm/w is int32; valid: float32, bfloat16"):
+        engine.update_params(tmp_path / "3")
     _check_same(engine.export_params(like=scanned), scanned)
 
 
