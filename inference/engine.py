@@ -305,9 +305,8 @@ class Engine(PromptRunner):
 
         Args:
             source: a tree of parameters on whatever devices, which is copied, from one mesh to
-                another without the host; a tree of Flax's (docs/flax.md), through the host; what
-                `--model` takes; the directory of a step that Orbax wrote of either tree; or what
-                `read_weights` returned.
+                another without the host; a tree of Flax's (docs/flax.md); what `--model` takes; the
+                directory of a step that Orbax wrote of either; or what `read_weights` returned.
             keeps_pages: what is cached stays, though old weights computed it, and later prompts
                 find it; else all of it is computed again.
             version: of the new weights; None: the next.
@@ -340,8 +339,7 @@ class Engine(PromptRunner):
         on the same mesh, and `update_params`: no copy goes through the host.
 
         Args:
-            like: a tree of Flax's, of arrays or of shapes, that the parameters are returned as,
-                with its dtypes and shardings, through the host (docs/flax.md).
+            like: a tree of Flax's, of arrays or shapes, that is returned, through the host.
 
         Raises:
             InputError: weights have few bits, the tree is another model's, there are several hosts,
@@ -349,8 +347,8 @@ class Engine(PromptRunner):
         """
         self._check_awake()
         hosts.current().check_alone("export_params")
-        exported = self.model_runner.export_params()
-        return exported if like is None else flax_tree.export(self.config.model, exported, like)
+        tree = self.model_runner.export_params()
+        return tree if like is None else flax_tree.export(self.config.model, tree, like)
 
     def sleep(self, keeps_weights: bool = True, keeps_pages: bool = False) -> None:
         """Frees the device's memory, all but what is compiled. Requests stay: their tokens are on
