@@ -33,6 +33,7 @@ from inference.scheduling.sequence import Sequence
 from inference.text.tokenizer import Tokenizer
 from layers import decoder, params
 from layers.kernels.linear import api as linear
+from layers.kernels.linear.packed import Packed
 from layers.params import Params
 from sharding import mesh as meshes
 
@@ -199,10 +200,15 @@ def read(
 
 
 def _check_finite(source: str, weights: Params) -> None:
-    """Raises InputError, naming the first leaf, if a number is NaN or infinite."""
-    for path, leaf in params.flatten(weights).items():
-        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-        if is_float and not _all_finite(leaf):
+    """Raises InputError, naming the first leaf, if a number is NaN or infinite; blocks of few bits
+    are not looked into.
+    """
+    leaves = params.flatten(weights, lambda node: isinstance(node, Packed))
+    for path, leaf in leaves.items():
+        numbers = leaf.data if isinstance(leaf, Packed) else leaf
+        if isinstance(leaf, Packed) and leaf.format == "bfloat16":  # kept as its bits
+            numbers = jax.lax.bitcast_convert_type(numbers, jnp.bfloat16)
+        if jnp.issubdtype(numbers.dtype, jnp.floating) and not _all_finite(numbers):
             raise InputError(
                 f"{shown(source)}: {path} holds NaN or infinity; give weights that are finite"
             )

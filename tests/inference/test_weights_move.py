@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import pytest
+import safetensors.numpy
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from configs import overrides
@@ -314,6 +315,22 @@ def test_a_checkpoint_goes_with_a_model_that_was_changed(tmp_path):
     assert engine.update_params(_checkpoint(tmp_path / "runs", rms_norm_eps=1e-3)) == 2
     with pytest.raises(InputError, match="norm_eps is 0.01, not 0.001;"):
         engine.update_params(_checkpoint(tmp_path / "other", rms_norm_eps=1e-2))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_files_with_numbers_that_are_not_finite_are_refused(tmp_path, dtype, value):
+    engine = Engine.from_model(str(_CHECKPOINT), dtype=dtype, **_SIZES)
+    folder = _checkpoint(tmp_path / "step")
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    for name, path in (("layers.1.mlp.down_proj", "layers/1/ffn/down"), ("norm", "final_norm")):
+        tensor = weights[f"model.{name}.weight"].copy()
+        tensor.reshape(-1)[7] = value
+        changed = weights | {f"model.{name}.weight": tensor}
+        safetensors.numpy.save_file(changed, folder / "model.safetensors")
+        with pytest.raises(InputError, match=f"{path} holds NaN or infinity; give") as refused:
+            engine.update_params(folder)
+        assert "\n" not in str(refused.value)
 
 
 @pytest.mark.long
