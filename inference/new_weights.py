@@ -205,13 +205,15 @@ def _check_finite(source: str, weights: Params) -> None:
     """
     leaves = params.flatten(weights, lambda node: isinstance(node, Packed))
     for path, leaf in leaves.items():
-        numbers = leaf.data if isinstance(leaf, Packed) else leaf
-        if isinstance(leaf, Packed) and leaf.format == "bfloat16":  # kept as its bits
-            numbers = jax.lax.bitcast_convert_type(numbers, jnp.bfloat16)
+        numbers = _numbers(leaf)
         if jnp.issubdtype(numbers.dtype, jnp.floating) and not _all_finite(numbers):
             raise InputError(
                 f"{shown(source)}: {path} holds NaN or infinity; give weights that are finite"
             )
+
+
+def _numbers(leaf: Packed | jax.Array) -> jax.Array:
+    return leaf.numbers if isinstance(leaf, Packed) else leaf
 
 
 @jax.jit

@@ -37,6 +37,13 @@ class Packed:
     format: str  # 'float32', 'bfloat16' or one of `BLOCKS`
     shape: tuple[int, ...]
 
+    @property
+    def numbers(self) -> jax.Array:
+        """Its floats in the order of `data`, which has bfloat16 as bits; blocks stay bytes."""
+        if self.format != "bfloat16":
+            return self.data
+        return jax.lax.bitcast_convert_type(self.data, jnp.bfloat16)
+
     def specs(self, spec: PartitionSpec) -> Self:
         """Partition specs of its arrays where chips divide it by a spec: strips for rows."""
         return dataclasses.replace(self, data=cast("jax.Array", spec))
