@@ -14,7 +14,7 @@ from configs.recipes import smaller_caches
 from inference.checkpoints import new_directory
 from inference.text.tokenizer import MissingTokenizer
 from scripts import common
-from scripts.flags import adapter_flag, deployment_flags, output_flag
+from scripts.flags import adapter_flags, deployment_flags, output_flag
 
 _OUTPUT = output_flag.OUTPUT
 _TO = flags.DEFINE_enum(
@@ -34,7 +34,7 @@ _KV_SHARE = flags.DEFINE_integer(
 _PACK_HEAD = flags.DEFINE_bool(
     "pack_head", False, "Keep the few bits of a head in --to=hf, where vLLM on a CPU reads none."
 )
-for _module in (common, adapter_flag, output_flag):
+for _module in (common, adapter_flags, output_flag):
     flags.adopt_module_key_flags(_module)
 
 
@@ -71,7 +71,7 @@ def main(_: Sequence[str]) -> None:
     checkpoint = common.open_checkpoint(resolved)
     with contextlib.suppress(MissingTokenizer):
         checkpoint.load_tokenizer()  # one that cannot be read is no use
-    if (adapter := adapter_flag.read(config.model)) is not None:
+    if (adapter := adapter_flags.read(config.model)) is not None:
         from inference.adapters import merged
 
         checkpoint = merged.checkpoint(checkpoint, adapter)

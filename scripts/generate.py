@@ -22,7 +22,7 @@ from inference.request import SamplingParams
 from inference.text import prompts
 from inference.text.prompts import Prompt
 from scripts import common
-from scripts.flags import adapter_flag, chat_flag, host_flags, output_flag, sampling_flags
+from scripts.flags import adapter_flags, chat_flag, host_flags, output_flag, sampling_flags
 from scripts.flags.requests import input_flags
 from scripts.reports import costs
 from scripts.reports.batch_progress import BatchProgress
@@ -43,7 +43,7 @@ _JSON_SCHEMA = flags.DEFINE_string(
 )
 _LOGPROBS = flags.DEFINE_integer("logprobs", None, "Report log-probabilities and K alternatives.")
 for _module in (
-    common, adapter_flag, chat_flag, host_flags, output_flag, input_flags, sampling_flags,
+    common, adapter_flags, chat_flag, host_flags, output_flag, input_flags, sampling_flags,
 ):  # fmt: skip
     flags.adopt_module_key_flags(_module)
 
@@ -69,7 +69,8 @@ def main(_: Sequence[str]) -> None:
     )
     if _NAIVE.value:
         common.check_one_chip(config, "--naive")
-    config = adapter_flag.with_room(config)
+    adapters = adapter_flags.directories()
+    config = adapter_flags.with_room(config, adapters)
     checkpoint = common.open_checkpoint(resolved)
     tokenizer = checkpoint.load_tokenizer()
     ids = [request.encode(tokenizer, config.max_context) for request in requests]
@@ -95,7 +96,7 @@ def main(_: Sequence[str]) -> None:
             num_seqs = sum(p.num_running for p in params)
             is_greedy = all(p.is_greedy for p in params)
             engine = common.load_engine(checkpoint, config, lengths, num_seqs, is_greedy)
-            adapter_flag.load(engine.input_processor.adapters)
+            adapter_flags.load(engine.adapters, adapters)
             add = results.__setitem__ if saved is None else saved.add
             took = _run(
                 engine,
@@ -130,7 +131,7 @@ def _read_requests() -> list[Prompt]:
     """Every prompt, checked before any work; under --chat a prompt is a user's message."""
     if _OVERWRITE.value and _OUTPUT.value is None:
         raise InputError("--overwrite starts an --output over: give that as well")
-    params = dataclasses.replace(sampling_flags.read(), adapter=adapter_flag.name())
+    params = dataclasses.replace(sampling_flags.read(), adapter=adapter_flags.name())
     if _JSON_SCHEMA.value is not None:
         params = dataclasses.replace(params, grammar=_read_schema(_JSON_SCHEMA.value))
     if _LOGPROBS.value is not None and not 0 <= _LOGPROBS.value <= 20:
@@ -202,7 +203,7 @@ def _check(
     from inference.input_processor import InputProcessor
 
     processor, limit = InputProcessor(config, tokenizer, frozenset(eos_ids)), config.max_context
-    adapter_flag.load(processor.adapters)
+    adapter_flags.load(processor.adapters, adapter_flags.directories())
     for request, prompt in zip(requests, ids, strict=True):
         if len(prompt) >= limit:
             raise InputError(

@@ -19,7 +19,7 @@ from absl import flags
 
 from configs.errors import InputError
 from scripts import common, failures
-from scripts.flags import host_flags
+from scripts.flags import adapter_flags, host_flags
 from scripts.flags.requests import http_flags, serving_flags
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _DRAIN_S, _OTLP = http_flags.DRAIN_S, http_flags.OTLP
 _TOOL_CALLS, _SERVED_NAME = serving_flags.TOOL_CALL_PARSER, serving_flags.SERVED_MODEL_NAME
 _MAX_MODEL_LEN, _MAX_NUM_SEQS = serving_flags.MAX_MODEL_LEN, serving_flags.MAX_NUM_SEQS
 _MAX_LOGPROBS, _POOLING = serving_flags.MAX_LOGPROBS, serving_flags.POOLING
-_WARM_UP = serving_flags.WARM_UP
+_WARM_UP, _ADAPTERS = serving_flags.WARM_UP, serving_flags.ADAPTERS
 _SOCKET = flags.DEFINE_integer(
     "engine_socket", None, "For serve itself: it starts its engine by this."
 )
@@ -63,7 +63,7 @@ UNREAD = ("json", "engine_socket")
 _UNREAD_BY_PREFILL = (
     "api_key_file", "control_key_file", "allowed_hosts", "allowed_origins", "root_path",
     "otlp_endpoint", "batch_dir", "request_timeout", "max_queue_s", "drain_timeout",
-    "tool_call_parser", "served_model_name", "max_logprobs", "pooling",
+    "tool_call_parser", "served_model_name", "max_logprobs", "pooling", "adapters",
 )  # fmt: skip
 
 
@@ -268,7 +268,9 @@ def _load(report: "Report | None" = None) -> "ServedEngine":
     if (template := serving_flags.chat_template()) is not None:
         tokenizer = checkpoint.load_tokenizer().with_template_text(template)
         checkpoint = dataclasses.replace(checkpoint, tokenizer=tokenizer)
-    engine = common.load_engine(checkpoint, config)
+    adapters = adapter_flags.directories(_ADAPTERS.value) if _ADAPTERS.value else {}
+    engine = common.load_engine(checkpoint, adapter_flags.with_room(config, adapters))
+    adapter_flags.load(engine.adapters, adapters)
     name = common.model_name()
     if Path(name).exists():  # clients need not know where it lies
         name = Path(name).resolve().name

@@ -35,6 +35,15 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _HASHED_BYTES = 16 << 20  # at a time
 
 
+def rank(directory: Path) -> int:
+    """The largest rank in the header of an adapter; raises InputError as `read`, which checks the
+    rest.
+    """
+    _check_settings(directory / CONFIG, _settings(directory))
+    shapes = safetensors_file.open_file(directory / WEIGHTS).shapes
+    return max((shape[0] for name, shape in shapes.items() if name.endswith(_DOWN)), default=1)
+
+
 def read(directory: Path, config: ModelConfig, most_ranks: int) -> AdapterWeights:
     """An adapter of a model, checked.
 
@@ -44,14 +53,7 @@ def read(directory: Path, config: ModelConfig, most_ranks: int) -> AdapterWeight
     Raises:
         InputError: it is no LoRA adapter of this model, or not sound.
     """
-    path = directory / CONFIG
-    if not path.exists():
-        pickles = [*directory.glob("adapter_model.bin")] if directory.is_dir() else []
-        raise InputError(
-            f"{directory}: no adapter of the peft package, which has {CONFIG} and {WEIGHTS}"
-            + (f" ({pickles[0].name} is a pickle, which is never loaded)" if pickles else "")
-        )
-    settings = mapped.read_json(path)
+    path, settings = directory / CONFIG, _settings(directory)
     _check_settings(path, settings)
     source = safetensors_file.open_file(directory / WEIGHTS)
     modules, factors = modules_of(config), dict[Place, Factors]()
@@ -99,6 +101,18 @@ def write(
     }  # fmt: skip
     save_file(tensors, directory / WEIGHTS, {"format": "pt"})
     (directory / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _settings(directory: Path) -> dict[str, Any]:
+    path = directory / CONFIG
+    if not path.exists():
+        pickles = [*directory.glob("adapter_model.bin")] if directory.is_dir() else []
+        raise InputError(
+            f"{directory}: no adapter of the peft package, which has {CONFIG} and {WEIGHTS}"
+            + (f" ({pickles[0].name} is a pickle, which is never loaded)" if pickles else "")
+        )
+    settings: dict[str, Any] = mapped.read_json(path)
+    return settings
 
 
 def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:

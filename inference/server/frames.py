@@ -176,6 +176,7 @@ class Loaded(Message):
         classifier: the head that labels and scores texts, if the model has one.
         plan: None: the planner does not support the model.
         cache: configuration of the pages, under vLLM's names.
+        adapters: names of those that requests may choose.
     """
 
     model: str
@@ -193,6 +194,7 @@ class Loaded(Message):
     num_groups: int = 1
     plan: PlanFacts | None = None
     cache: dict[str, str] = {}
+    adapters: tuple[str, ...] = ()
 
     @property
     def num_slots(self) -> int:

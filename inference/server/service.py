@@ -9,6 +9,7 @@ from inference.server.client.engine_client import EngineClient, State
 from inference.server.client.launch import Launcher
 from inference.server.frames import Loaded
 from inference.server.metrics import Metrics
+from inference.server.protocol import parse
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError, invalid, unavailable
 from inference.server.text_processor import TextProcessor
@@ -93,6 +94,16 @@ class Service:
         if self._served_model_name is not None:
             return self._served_model_name
         return self.client.facts.model if self.client.facts else ""
+
+    def adapter_of(self, requested: str | None) -> str | None:
+        """The adapter that a request names as its model, if it does; raises an `ApiError` unless
+        that is served: 404, or 503 while the model is loaded.
+        """
+        adapters = self.facts.adapters
+        if requested in adapters:
+            return requested
+        parse.check_model(requested, self.model_name, *adapters)
+        return None
 
     @property
     def facts(self) -> Loaded:

@@ -86,6 +86,7 @@ async def read_params(
     grammar = await service.texts.read_structure(request, facts.accepts_grammars, *how)
     caller.relaxed.update(relaxed(grammar or ""))
     params = sampling.read(request, facts, grammar, caller.name)
+    params = dataclasses.replace(params, adapter=service.adapter_of(request.model))
     tag, _ = structure.tag(request)
     marks = [*(format.marks if offer is not None else ()), *([] if tag is None else [tag])]
     if not marks:

@@ -70,7 +70,7 @@ class Chat:
     async def prepare(self) -> None:
         """Reads the fields and encodes the conversation; an `ApiError` names a wrong field."""
         request, service = self._request, self._service
-        parse.check_model(request.model, service.model_name)
+        service.adapter_of(request.model)
         self._offer = tools.read(request)
         tokenizer = service.texts.tokenizer
         layout = layouts.of_template(tokenizer.template)

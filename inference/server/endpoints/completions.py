@@ -53,7 +53,7 @@ class Completions:
     async def prepare(self) -> None:
         """Reads the fields and encodes the prompts; an `ApiError` names a wrong field."""
         request, service = self._request, self._service
-        parse.check_model(request.model, service.model_name)
+        service.adapter_of(request.model)
         gap = self._gap or gaps.read(request)
         inputs = [] if gap else parse.prompts(request.prompt)
         params = await read_params(service, request, self._caller)

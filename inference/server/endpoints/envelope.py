@@ -30,7 +30,7 @@ class AnswerHeader:
         self._fields: dict[str, Any] = {
             "id": f"{prefix}-{secrets.token_hex(14)}",
             "created": int(time.time()),
-            "model": service.model_name,
+            "model": request.model or service.model_name,
             "system_fingerprint": service.facts.fingerprint,
         }
 

@@ -43,7 +43,7 @@ class Filling:
         self._completions = Completions(service, completion, caller, gap)
         self._has_files = bool(files)
         self._has_ids = bool(request.return_token_ids)
-        self._model = service.model_name
+        self._model = request.model or service.model_name
 
     async def prepare(self) -> None:
         """Encodes the texts; an `ApiError` names a wrong field."""

@@ -1,11 +1,13 @@
 """Vectors of prompts: what embeddings, labels and scores are made of."""
 
+import dataclasses
+
 from configs.errors import InputError
 from inference.request import SamplingParams
 from inference.server import traces
 from inference.server.client.generation import Generation
 from inference.server.frames import Loaded
-from inference.server.protocol import parse, sampling
+from inference.server.protocol import sampling
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.embeddings import PooledRequest
 from inference.server.protocol.errors import ApiError, invalid, unusable
@@ -16,7 +18,7 @@ from inference.server.service import Service
 def check(service: Service, request: PooledRequest, caller: Caller) -> Loaded:
     """Returns the engine's facts; raises an `ApiError` unless it makes vectors for this request."""
     service.check_room(caller, priority=request.priority or 0)
-    parse.check_model(request.model, service.model_name)
+    service.adapter_of(request.model)
     if service.facts.pooling is None:
         raise ApiError(400, "this server makes no embeddings", code="unsupported")
     return service.facts
@@ -57,6 +59,7 @@ async def vectors(
         ApiError: there is no room for them, or the engine fails.
     """
     params = _params(request, pooling, caller.name)
+    params = dataclasses.replace(params, adapter=service.adapter_of(request.model))
     num_running = min(len(prompts), service.facts.num_slots)
     service.check_room(caller, num_running, priority=params.priority)
     num_tokens = sum(map(len, prompts))

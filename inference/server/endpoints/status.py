@@ -12,12 +12,12 @@ from inference.server.service import Service
 
 
 async def models(service: Service) -> Response:
-    """List models: the served one.
+    """List models: the served one, and its adapters.
 
     Raises:
         ApiError: 503, the model is being loaded.
     """
-    return whole(Models([_model(service)]))
+    return whole(Models(_models(service)))
 
 
 async def model(service: Service, id: str) -> Response:
@@ -26,9 +26,9 @@ async def model(service: Service, id: str) -> Response:
     Raises:
         ApiError: 404, another model is served; 503, the model is being loaded.
     """
-    served = _model(service)
-    parse.check_model(id, served.id)
-    return whole(served)
+    served = {each.id: each for each in _models(service)}
+    parse.check_model(id, *served)
+    return whole(served[id])
 
 
 async def health(service: Service) -> Response:
@@ -63,6 +63,8 @@ async def show_metrics(service: Service) -> Response:
     return Response(service.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
 
-def _model(service: Service) -> ServedModel:
-    name = service.model_name
-    return ServedModel(name, service.started, service.facts.max_context, root=name)
+def _models(service: Service) -> list[ServedModel]:
+    name, facts = service.model_name, service.facts
+    how = service.started, facts.max_context
+    adapters = (ServedModel(adapter, *how, adapter, name) for adapter in facts.adapters)
+    return [ServedModel(name, *how, root=name), *adapters]

@@ -18,7 +18,7 @@ async def tokenize(service: Service, request: TokenizeRequest, caller: Caller) -
     Raises:
         ApiError: a field is wrong, or it takes too long.
     """
-    parse.check_model(request.model, service.model_name)
+    service.adapter_of(request.model)
     async with caller.deadline.enforce():
         tokens = await _tokens(service.texts, request)
     spelled = None
@@ -45,7 +45,7 @@ async def detokenize(service: Service, request: DetokenizeRequest, caller: Calle
     Raises:
         ApiError: a field is wrong, or it takes too long.
     """
-    parse.check_model(request.model, service.model_name)
+    service.adapter_of(request.model)
     tokens = parse.check_ids(request.tokens, service.facts.vocab_size, "tokens")
     async with caller.deadline.enforce():
         return whole(Detokenized(await service.texts.decode(tokens)))

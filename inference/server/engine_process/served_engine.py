@@ -74,6 +74,7 @@ class ServedEngine:
             classifier=self._engine.classifier,
             plan=plan_facts(config, self._hardware),
             cache=pages.described(config),
+            adapters=self._engine.adapters.names,
         )
 
     def warm_up(self) -> None:

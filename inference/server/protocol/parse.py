@@ -160,11 +160,12 @@ def _in_words(names: str) -> str:
     return " or ".join(_WORDS.get(name, name) for name in names.split(" | "))
 
 
-def check_model(requested: str | None, served: str) -> None:
-    """Raises an `ApiError` (404) unless the requested model is the served one."""
-    if requested is not None and requested != served:
+def check_model(requested: str | None, *served: str) -> None:
+    """Raises an `ApiError` (404) unless the requested model is a served one."""
+    if requested is not None and requested not in served:
+        names = f"{served[0]} is" if len(served) == 1 else f"{', '.join(served)} are"
         raise ApiError(
-            404, f"the model {shown(requested)} is not served here: {served} is", "model",
+            404, f"the model {shown(requested)} is not served here: {names}", "model",
             "model_not_found",
         )  # fmt: skip
 

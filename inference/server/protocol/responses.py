@@ -236,13 +236,13 @@ class ChatChunk(AnswerBody):
 
 
 class ServedModel(Struct):
-    """The served model, in vLLM's fields for adapters: it is its own `root`."""
+    """The served model, or an adapter of it (its `parent`), in vLLM's fields. `root` is itself."""
 
     id: str
     created: int
     max_model_len: int
     root: str
-    parent: None = None
+    parent: str | None = None
     object: str = "model"
     owned_by: str = "ridgeline"
 

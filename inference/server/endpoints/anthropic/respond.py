@@ -14,7 +14,7 @@ from inference.server.endpoints.anthropic.output import Output
 from inference.server.endpoints.chat import Chat, encode
 from inference.server.endpoints.envelope import whole
 from inference.server.endpoints.messages import News
-from inference.server.protocol import parse, tools
+from inference.server.protocol import tools
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError
 from inference.server.protocol.event_stream import Events
@@ -35,7 +35,7 @@ class Messages:
         self._service = service
         self._output = Output()
         id = f"msg_{secrets.token_hex(14)}"
-        self._body = MessageBody(id, service.model_name, [], MessageUsage(0))
+        self._body = MessageBody(id, request.model or service.model_name, [], MessageUsage(0))
 
     async def prepare(self) -> None:
         """Encodes the conversation; an `ApiError` names a wrong field."""
@@ -109,7 +109,7 @@ async def count_tokens(service: Service, request: CountTokensRequest, caller: Ca
     Raises:
         ApiError: a field is wrong, or it takes too long.
     """
-    parse.check_model(request.model, service.model_name)
+    service.adapter_of(request.model)
     chat = conversation.read(request)
     try:
         async with caller.deadline.enforce():

@@ -42,7 +42,8 @@ class Respond:
         text = request.text or TextConfig()
         text.format = text.format or TextFormat("text")
         self._body = ResponseBody(
-            f"resp_{secrets.token_hex(14)}", int(time.time()), service.model_name, "in_progress",
+            f"resp_{secrets.token_hex(14)}", int(time.time()), request.model or service.model_name,
+            "in_progress",
             [], request.instructions, request.max_output_tokens, request.metadata or {},
             request.parallel_tool_calls is not False,
             1.0 if request.temperature is None else request.temperature, text,
