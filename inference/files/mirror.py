@@ -34,6 +34,13 @@ def path_of(name: str) -> Path:
     return of(name) if object_store.is_url(name) else Path(name)
 
 
+def whole(name: str) -> Path:
+    """As `path_of`, with all that it stands for fetched."""
+    path = path_of(name)
+    complete(path)
+    return path
+
+
 def of(url: str) -> Path:
     """The mirror of a directory or `.gguf` file; made now unless this version is there.
 

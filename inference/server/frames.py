@@ -105,6 +105,16 @@ class UpdateWeights(Message):
     keeps_pages: bool = False
 
 
+class LoadAdapter(Message):
+    """Another adapter, or none by this name any more: see `AdapterTable`. `path` is that of its
+    directory, None: unload it.
+    """
+
+    id: int
+    name: str
+    path: str | None
+
+
 class Stop(Message):
     """Ends the engine's process."""
 
@@ -292,7 +302,7 @@ class HostLost(Message):
     why: str
 
 
-Control = Pause | Resume | Sleep | Wake | UpdateWeights
+Control = Pause | Resume | Sleep | Wake | UpdateWeights | LoadAdapter
 ToEngine = Add | Abort | Retain | Control | Stop
 FromEngine = Loaded | Ready | Outputs | Refused | Controlled | Heartbeat | Busy | Joining | HostLost
 

@@ -36,10 +36,10 @@ def directories(folder: str | None = None) -> dict[str, Path]:
     InputError if the folder has none.
     """
     if folder is None:
-        return {} if ADAPTER.value is None else {_NAME: _path(ADAPTER.value)}
+        return {} if ADAPTER.value is None else {_NAME: mirror.whole(ADAPTER.value)}
     from inference.adapters import peft_directory
 
-    top = _path(folder)
+    top = mirror.whole(folder)
     by_name = {
         path.parent.name: path.parent for path in sorted(top.glob(f"*/{peft_directory.CONFIG}"))
     }
@@ -75,9 +75,3 @@ def load(table: "AdapterTable", adapters: dict[str, Path]) -> None:
     """Reads these adapters; raises InputError as `AdapterTable.load`."""
     for label, directory in adapters.items():
         table.load(label, directory)
-
-
-def _path(directory: str) -> Path:
-    path = mirror.path_of(directory)
-    mirror.complete(path)
-    return path

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from inference.server.frames import (
     Control,
     Controlled,
+    LoadAdapter,
     NewSource,
     Pause,
     Resume,
@@ -32,6 +33,7 @@ class EngineControl:
         level: 1 and 2: the engine sleeps, with its weights in the host's memory or dropped.
         weight_version: of the weights.
         trouble: why a restarted engine lacks the weights of its requests; else "".
+        adapters: where those lie that were loaded since the start, None: unloaded, by name.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class EngineControl:
         self.level = 0
         self.weight_version = 0
         self.trouble = ""
+        self.adapters: dict[str, str | None] = {}
         self._send, self._abort, self._changed = send, abort, changed
         self._source: NewSource | None = None  # of the weights; None: the engine's first
         self._is_turning = False  # to sleep, or to wake
@@ -101,6 +104,10 @@ class EngineControl:
         """
         await self._run(functools.partial(self._update, NewSource(path, version), keeps_pages))
 
+    async def load_adapter(self, name: str, path: str | None) -> None:
+        """Takes an adapter, or unloads one (None); raises ApiError (400) if the engine cannot."""
+        await self._run(functools.partial(self._load_adapter, name, path))
+
     async def restore(self) -> None:
         """Gives a new engine what the last one had; returns once it can take requests."""
         async with self._lock:
@@ -114,6 +121,12 @@ class EngineControl:
                         f"{error}; POST /update_weights with others"
                     )
                     _log.error("%s", self.trouble)
+            for name, path in [*self.adapters.items()]:
+                try:
+                    await self._carry_out(LoadAdapter(next(self._ids), name, path))
+                except ApiError as error:
+                    self.adapters[name] = None
+                    _log.error("adapter %s cannot be loaded again: %s", name, error)
             if self.level:
                 await self._carry_out(Sleep(next(self._ids), keeps_weights=self.level == 1))
             if self.is_paused:
@@ -203,6 +216,10 @@ class EngineControl:
             raise _conflict("the engine sleeps: POST /wake_up?path=... wakes it with other weights")
         answer = await self._carry_out(UpdateWeights(next(self._ids), source, keeps_pages))
         self._loaded(source, answer)
+
+    async def _load_adapter(self, name: str, path: str | None) -> None:
+        await self._carry_out(LoadAdapter(next(self._ids), name, path))
+        self.adapters[name] = path
 
     def _loaded(self, source: NewSource, answer: Controlled) -> None:
         self.weight_version, self.trouble = answer.weight_version, ""

@@ -8,8 +8,10 @@ from inference.server.protocol.caller import Caller
 from inference.server.protocol.control import (
     ControlQuery,
     EngineStatus,
+    LoadAdapterRequest,
     PauseQuery,
     SleepQuery,
+    UnloadAdapterRequest,
     UpdateRequest,
     WakeQuery,
 )
@@ -49,6 +51,22 @@ async def update_weights(service: Service, request: UpdateRequest, caller: Calle
     """Update the weights between two steps. Answers go on with the new ones."""
     keeps_pages = request.flush_cache is False
     await _control(service).update(request.path, request.weight_version, keeps_pages)
+    return _status(service)
+
+
+async def load_lora_adapter(
+    service: Service, request: LoadAdapterRequest, caller: Caller
+) -> Response:
+    """Load an adapter, which requests then choose by its name in place of the model's."""
+    await _control(service).load_adapter(request.lora_name, request.lora_path)
+    return _status(service)
+
+
+async def unload_lora_adapter(
+    service: Service, request: UnloadAdapterRequest, caller: Caller
+) -> Response:
+    """Unload an adapter. Answers that have it go on."""
+    await _control(service).load_adapter(request.lora_name, None)
     return _status(service)
 
 

@@ -66,5 +66,5 @@ async def show_metrics(service: Service) -> Response:
 def _models(service: Service) -> list[ServedModel]:
     name, facts = service.model_name, service.facts
     how = service.started, facts.max_context
-    adapters = (ServedModel(adapter, *how, adapter, name) for adapter in facts.adapters)
+    adapters = (ServedModel(adapter, *how, adapter, name) for adapter in service.adapters)
     return [ServedModel(name, *how, root=name), *adapters]

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 from configs.errors import InputError, reason
 from inference.server.engine_process.served import Served
-from inference.server.frames import Control, Controlled, Pause, Resume, Sleep, UpdateWeights, Wake
+from inference.server.frames import (
+    Control,
+    Controlled,
+    LoadAdapter,
+    Pause,
+    Resume,
+    Sleep,
+    UpdateWeights,
+    Wake,
+)
 
 if TYPE_CHECKING:  # a process that speaks HTTP loads no engine
     from inference.new_weights import NewWeights
@@ -75,6 +84,8 @@ class Controls:
         elif isinstance(message, Wake):
             self._engine.wake(new, None if message.source is None else message.source.version)
             self.is_awake = True
+        elif isinstance(message, LoadAdapter):
+            self._engine.load_adapter(message.name, message.path)
         else:
             assert new is not None
             self._engine.update_weights(new, message.source.version, message.keeps_pages)

@@ -61,6 +61,9 @@ class Served(Protocol):
     def update_weights(self, new: "NewWeights", version: int | None, keeps_pages: bool) -> None:
         """Goes on with other weights, as `Engine.update_params`."""
 
+    def load_adapter(self, name: str, path: str | None) -> None:
+        """Takes an adapter, or unloads one (None); raises InputError as `AdapterTable`."""
+
     def sleep(self, keeps_weights: bool) -> None:
         """Frees the device's memory; raises InputError if it cannot."""
 

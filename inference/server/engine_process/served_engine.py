@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from configs.hardware.spec import HardwareSpec
 from inference.engine import Engine
+from inference.files import mirror
 from inference.new_weights import NewWeights
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
@@ -102,6 +103,13 @@ class ServedEngine:
 
     def update_weights(self, new: NewWeights, version: int | None, keeps_pages: bool) -> None:
         self._engine.update_params(new, keeps_pages, version=version)
+
+    def load_adapter(self, name: str, path: str | None) -> None:
+        adapters = self._engine.adapters
+        if path is None:
+            adapters.unload(name)
+        else:
+            adapters.load(name, mirror.whole(path))
 
     def sleep(self, keeps_weights: bool) -> None:
         self._engine.sleep(keeps_weights)

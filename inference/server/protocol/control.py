@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 _Path = Annotated[str, Meta(min_length=1, max_length=4096)]
+_Name = Annotated[str, Meta(min_length=1, max_length=128)]
 _Version = Annotated[int, Meta(ge=1, le=2**53)]
 
 
@@ -43,6 +44,21 @@ class UpdateRequest(Struct, kw_only=True):
     path: _Path
     weight_version: _Version | None = None
     flush_cache: bool | None = None
+
+
+class LoadAdapterRequest(Struct, kw_only=True):
+    """POST /v1/load_lora_adapter. `lora_path`: a directory of the peft package, on disk or in a
+    store.
+    """
+
+    lora_name: _Name
+    lora_path: _Path
+
+
+class UnloadAdapterRequest(Struct, kw_only=True):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: _Name
 
 
 class EngineStatus(Struct):

@@ -203,6 +203,15 @@ CONTROL = (
         "/update_weights", control.update_weights, "POST", control_fields.UpdateRequest,
         EngineStatus, example={"path": "checkpoints/step_100"},
     ),
+    Operation(
+        "/v1/load_lora_adapter", control.load_lora_adapter, "POST",
+        control_fields.LoadAdapterRequest, EngineStatus,
+        example={"lora_name": "poet", "lora_path": "adapters/poet"},
+    ),
+    Operation(
+        "/v1/unload_lora_adapter", control.unload_lora_adapter, "POST",
+        control_fields.UnloadAdapterRequest, EngineStatus, example={"lora_name": "poet"},
+    ),
 )  # fmt: skip
 
 

@@ -151,6 +151,9 @@ class FakeEngine:
             raise InputError(f"weight_version={version}: must be above {self.weight_version}")
         self.weight_version = version or self.weight_version + 1
 
+    def load_adapter(self, name: str, path: str | None) -> None:
+        raise InputError("an adapter needs an engine with engine.adapters.slots above 0")
+
     def sleep(self, keeps_weights: bool) -> None:
         assert self.sleeps is None
         self.sleeps = keeps_weights

@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.request import SamplingParams
 from inference.server.client.launch import Thread
 from inference.server.engine_process.served_engine import ServedEngine
+from inference.server.web.access import Keys
 from tests.inference.adapters import peft_files
 from tests.inference.server.running import running
 
@@ -48,7 +50,8 @@ def texts(engine):
 @pytest.fixture(scope="module")
 def server(engine, texts):
     served = ServedEngine(engine, "tiny", lambda: None)
-    with running(Thread(lambda: served)) as server:
+    keys = Keys(["control"])
+    with running(Thread(lambda: served), control_keys=keys) as server:
         yield server
 
 
@@ -103,3 +106,35 @@ def test_other_models_are_not_found(server):
         message = answer.json()["error"]["message"]
         assert message == "the model 'painter' is not served here: tiny, poet, clerk are"
     assert server.http.get("/v1/models/painter").status_code == 404
+
+
+def test_adapters_are_loaded_and_unloaded_with_the_control_key(server, texts, tmp_path):
+    key = {"Authorization": "Bearer control"}
+    path = peft_files.write(
+        tmp_path / "painter", resolve.resolve(str(_TINY)).config, 4, 9, size=1.0
+    )
+
+    def control(action, headers=key, **body):
+        return server.http.post(f"/v1/{action}_lora_adapter", json=body, headers=headers)
+
+    def text_of(name):
+        body = {"model": name, "prompt": _PROMPT, "max_tokens": 8, "ignore_eos": True}
+        return server.post("/v1/completions", **body)
+
+    load = {"lora_name": "painter", "lora_path": str(path)}
+    assert control("load", {}, **load).status_code == 401
+    assert text_of("painter").status_code == 404
+    assert control("load", **load).status_code == 200
+    assert text_of("painter").json()["choices"][0]["text"] not in texts.values()
+    for body, reason in (
+        ({"lora_name": "bad name", "lora_path": str(path)}, "an adapter is named by letters"),
+        ({"lora_name": "nothing", "lora_path": str(tmp_path)}, "no adapter of the peft package"),
+    ):
+        answer = control("load", **body)
+        assert answer.status_code == 400 and reason in answer.json()["error"]["message"]
+    assert control("load", lora_name="x").status_code == 400
+    assert control("unload", lora_name="painter").status_code == 200
+    assert text_of("painter").status_code == 404
+    answer = control("unload", lora_name="painter")
+    assert answer.status_code == 400 and "no adapter 'painter'" in answer.json()["error"]["message"]
+    assert text_of("poet").json()["choices"][0]["text"] == texts["poet"]
