@@ -113,8 +113,7 @@ def maxtext_linen(name, folder):
         normalization_layer_epsilon=config.norm_eps, rope_max_timescale=int(mixer.rope.theta),
         rope_type="default" if mixer.rope.scaling is None else "llama3.1",
         use_qk_norm=mixer.qk_norm is not None, attention_bias=bool(mixer.biases),
-        logits_via_embedding=config.tied, logits_dot_in_fp32=True,
-        normalize_embedding_logits=False, enable_dropout=False,
+        logits_via_embedding=config.tied, normalize_embedding_logits=False, enable_dropout=False,
     )  # fmt: skip
     devices = np.array(jax.devices()[:1]).reshape([1] * len(options.mesh_axes))
     mesh = jax.sharding.Mesh(devices, options.mesh_axes)
