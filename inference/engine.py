@@ -200,18 +200,17 @@ class Engine(PromptRunner):
         child = self.input_processor.continuation(parent, params)
         return self._requests.fork(parent, child).group.id
 
-    def retain(self, tokens: Items[int], cache_salt: str | None = None) -> None:
+    def retain(
+        self, tokens: Items[int], cache_salt: str | None = None, adapter: str | None = None
+    ) -> None:
         """Lets what is cached of a conversation outlive other prefixes until it goes on.
 
         For one that waits, such as for the result of a tool call. How long depends on the price of
-        computing it again (`planner/cache_policy.py`).
-
-        Args:
-            tokens: its prompt and its answer.
-            cache_salt: that of the requests.
+        computing it again (`planner/cache_policy.py`). `tokens` are its prompt and its answer,
+        `cache_salt` and `adapter` those of the requests.
         """
-        hosts.current().tell("retain", [*tokens], cache_salt)
-        self.scheduler.retain(tuple(tokens), cache_salt)
+        hosts.current().tell("retain", [*tokens], cache_salt, adapter)
+        self.scheduler.retain(tuple(tokens), cache_salt, self.adapters.get(adapter))
 
     def abort(self, id: int) -> None:
         """Ends a request wherever it is; an unknown id has no effect."""

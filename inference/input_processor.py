@@ -174,6 +174,8 @@ class InputProcessor:
                 f"{params.max_new_tokens}"
             )
         adapter = None if params.adapter is None else self.adapters.find(params.adapter)
+        if adapter is not None and params.prompt_budget is not None:
+            raise InputError("prompt_budget is measured by the model alone: leave adapter out")
         first = self._sequence([*tokens, *output], len(tokens), params, adapter)
         first.results.logprobs = [math.nan] * len(output)
         if self._config.engine.requests.top_logprobs:

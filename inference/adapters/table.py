@@ -42,6 +42,10 @@ class AdapterTable:
         self.find(name)
         del self._adapters[name]
 
+    def get(self, name: str | None) -> AdapterWeights | None:
+        """The adapter of a name, if it has one."""
+        return None if name is None else self._adapters.get(name)
+
     def find(self, name: str) -> AdapterWeights:
         """The adapter of a name; raises InputError if there is none."""
         if name not in self._adapters:

@@ -154,6 +154,7 @@ class ModelRunner:
         self.before_admit: Callable[[StepSchedule], None] = lambda schedule: None
         self.num_late_compiles = 0
         self._swapper = PageSwapper(self.config, cache, self._mesh)
+        self.params: Params = {}
         self.reset()
         self._snapshots = StateSnapshots(self.config, cache, self._mesh)
         self.params = self.pack(params(), were_read=True) if callable(params) else values
@@ -187,8 +188,11 @@ class ModelRunner:
         return linear.export_params(self.config, self.params, self._mesh)
 
     def reset(self) -> None:
-        """Empties cache and slots: at the start, and after a failed step has lost them."""
+        """Empties cache and slots, and adapters that a failed step has lost with them."""
         self._swapper.forget_reads()
+        stacks = self.params.get(adapter_stacks.NAME)
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(stacks)):  # they are loaded anew
+            self.params |= {adapter_stacks.NAME: self._adapters.empty()}
         self.cache: Cache = ()  # frees what there is: two may not fit
         arguments = cache_arguments(self.config, self._attention)
         with backends.use(self._backend):
@@ -376,7 +380,7 @@ class ModelRunner:
         self.before_admit(schedule)
         for slot, adapter in schedule.adapter_loads:
             assert isinstance(adapter, AdapterWeights)
-            stacks = self._adapters.load(self.params.pop(adapter_stacks.NAME), slot, adapter)
+            stacks = self._adapters.load(self.params[adapter_stacks.NAME], slot, adapter)
             self.params |= {adapter_stacks.NAME: stacks}
         self.admit(inputs.admissions)
         executable = self.compiled(schedule.shape)

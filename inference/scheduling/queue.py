@@ -29,10 +29,14 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         self._sequences.remove(sequence)
 
-    def next(self, num_cached_tokens: Callable[[Sequence], int]) -> Sequence | None:
-        """The sequence to admit next: among the first of one priority the one with the longest
-        cached prefix, unless it would overtake one that was overtaken too often, or preempted. None
-        where none can be admitted yet.
+    def next(
+        self,
+        num_cached_tokens: Callable[[Sequence], int],
+        may_start: Callable[[Sequence], bool] = lambda sequence: True,
+    ) -> Sequence | None:
+        """The sequence to admit next: among the first of one priority that may start the one with
+        the longest cached prefix, unless it would overtake one that was overtaken too often, or
+        preempted. None where none can be admitted yet.
         """
         ready = list(itertools.islice(filter(_is_ready, self._sequences), _NUM_COMPARED))
         if not ready:
@@ -40,9 +44,12 @@ class WaitingQueue:
         first = ready[0]
         history = first.history
         is_fixed = history.num_preemptions or history.num_overtakes >= self._max_overtakes
-        if is_fixed or len(ready) == 1 or not self._max_overtakes:
-            return first
-        peers = [s for s in ready if s.params.priority == first.params.priority]
+        if is_fixed or not self._max_overtakes:
+            return first if may_start(first) else None
+        ready = list(filter(may_start, ready))
+        if len(ready) < 2:
+            return ready[0] if ready else None
+        peers = [s for s in ready if s.params.priority == ready[0].params.priority]
         return max(peers, key=num_cached_tokens)  # the first of equals
 
     def pop(self, sequence: Sequence) -> None:

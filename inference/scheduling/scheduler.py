@@ -36,6 +36,7 @@ from inference.scheduling.batch_policy import WholeBatches
 from inference.scheduling.data_shard import DataShard
 from inference.scheduling.queue import WaitingQueue, rank
 from inference.scheduling.sequence import (
+    Adapter,
     FinishReason,
     Sequence,
     SequenceFault,
@@ -125,15 +126,14 @@ class Scheduler:
         else:
             self.waiting.add(child)
 
-    def retain(self, tokens: Tokens[int], cache_salt: str | None = None) -> None:
-        """Lets what is cached of a conversation outlive other prefixes until it goes on.
-
-        Args:
-            tokens: its prompt and its answer.
-            cache_salt: that of its requests.
+    def retain(
+        self, tokens: Tokens[int], cache_salt: str | None = None, adapter: Adapter | None = None
+    ) -> None:
+        """Lets what is cached of a conversation outlive other prefixes until it goes on: its prompt
+        and its answer, with the salt and the adapter of its requests.
         """
         if self._engine.cache.prefix_cache:
-            key = cache_key(self._engine.cache, 0, cache_salt)
+            key = cache_key(self._engine.cache, 0, cache_salt, adapter)
             for shard in self.shards:
                 shard.pages.prefix_cache.retain(tokens, key)
 
@@ -379,8 +379,8 @@ class Scheduler:
         def num_cached_tokens(sequence: Sequence) -> int:
             return max(match(sequence, index).num_tokens for index in free)
 
-        sequence = self.waiting.next(num_cached_tokens)
-        if sequence is None or not self._adapters.can_take(sequence):
+        sequence = self.waiting.next(num_cached_tokens, self._adapters.can_take)
+        if sequence is None:
             return None
         ready = free
         needs_chunks = sequence.is_prefilling and sequence.sender is None

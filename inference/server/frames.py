@@ -57,6 +57,7 @@ class Retain(Message):
 
     tokens: list[int]
     cache_salt: str | None = None
+    adapter: str | None = None
 
 
 class Pause(Message):

@@ -270,12 +270,12 @@ class EngineClient:
         self._forget(request)
         self._release()
 
-    def retain(self, tokens: Sequence[int], cache_salt: str | None) -> None:
+    def retain(self, tokens: Sequence[int], params: SamplingParams) -> None:
         """Lets what the engine cached of a conversation outlive other prefixes until it goes on."""
         if self._writer is not None:
-            self._writer.write(frames.encode(Retain(list(tokens), cache_salt)))
+            self._send_control(Retain(list(tokens), params.cache_salt, params.adapter))
 
-    def _send_control(self, message: Control) -> None:
+    def _send_control(self, message: Control | Retain) -> None:
         if self._writer is None:
             raise self._lost()
         self._writer.write(frames.encode(message))

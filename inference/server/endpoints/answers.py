@@ -178,7 +178,7 @@ class Answers:
             return
         [prompt] = self.prompts
         tokens = [*prompt.tokens, *answer]
-        self._service.client.retain(tokens, prompt.params.cache_salt)
+        self._service.client.retain(tokens, prompt.params)
 
     def _check_room(self, num_each: int) -> None:
         """Raises an `ApiError` unless there is room for `num_each` sequences of each prompt."""

@@ -117,7 +117,7 @@ class EngineLoop:
             if message.id in self._ids:
                 self._forget(self._ids[message.id])
         elif isinstance(message, Retain):
-            self._engine.retain(message.tokens, message.cache_salt)
+            self._engine.retain(message.tokens, message.cache_salt, message.adapter)
         elif isinstance(message, Stop):
             self._is_stopped = True
         else:

@@ -46,7 +46,7 @@ class Served(Protocol):
     def abort(self, id: int) -> None:
         """Ends a request; an unknown id has no effect."""
 
-    def retain(self, tokens: Sequence[int], cache_salt: str | None) -> None:
+    def retain(self, tokens: Sequence[int], cache_salt: str | None, adapter: str | None) -> None:
         """Lets what is cached of a conversation outlive other prefixes until it goes on."""
 
     @property

@@ -91,8 +91,8 @@ class ServedEngine:
     def abort(self, id: int) -> None:
         self._engine.abort(id)
 
-    def retain(self, tokens: Sequence[int], cache_salt: str | None) -> None:
-        self._engine.retain(tokens, cache_salt)
+    def retain(self, tokens: Sequence[int], cache_salt: str | None, adapter: str | None) -> None:
+        self._engine.retain(tokens, cache_salt, adapter)
 
     @property
     def weight_version(self) -> int:

@@ -10,6 +10,7 @@ import pytest
 from configs.errors import InputError
 from inference.adapters import peft_directory
 from inference.runtime import step
+from inference.runtime.adapter_stacks import AdapterStacks
 from tests import fakes
 from tests.inference.adapters import peft_files
 
@@ -89,6 +90,54 @@ def test_a_few_slots_serve_many_adapters_without_compiling_again(tmp_path, monke
     assert [s.output_tokens for s in sequences] == [answer.token_ids for answer in expected]
 
 
+def test_who_waits_for_a_slot_is_overtaken_a_few_times(tmp_path):
+    """Others go on meanwhile, but not for ever."""
+    names = ["one", "other"]
+    sizes = _SIZES | {"max_seqs": 2, "decode_rows": (2,)}
+    engine = fakes.engine(
+        fakes.llama(), None, "one", False, slots=1, rank=8, max_overtakes=3, **sizes
+    )
+    for seed, name in enumerate(names):
+        engine.adapters.load(name, peft_files.write(tmp_path / name, engine.config.model, 2, seed))
+    prompts = fakes.prompts([9] * 9, engine.config.model.vocab_size)
+    kinds = ["one", "other", *[None] * 7]
+    ids = [
+        engine.add_request(prompt, _greedy(40 if name == "one" else 2, name))
+        for prompt, name in zip(prompts, kinds, strict=True)
+    ]
+    sequences = [fakes.sequence_of(engine, id) for id in ids]
+    fakes.drain(engine)
+    order = sorted(range(9), key=lambda n: sequences[n].history.started_s)
+    assert order == [0, 2, 3, 4, 1, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_a_copy_that_fails_is_made_again(tmp_path, monkeypatch, loses):
+    """Before the stacks are donated, and with them lost."""
+    engine = _loaded(tmp_path, fakes.llama(), ["one", "other"], slots=1)
+    [prompt] = fakes.prompts([20], engine.config.model.vocab_size)
+    expected = {name: engine.generate([prompt], [_greedy(5, name)])[0].token_ids
+                for name in ("one", "other")}  # fmt: skip
+    load, failed = AdapterStacks.load, []
+
+    def fail_once(self, stacks, slot, adapter):
+        if not failed:
+            failed.append(slot)
+            if loses:
+                load(self, stacks, slot, adapter)
+            raise RuntimeError("no memory")
+        return load(self, stacks, slot, adapter)
+
+    monkeypatch.setattr(AdapterStacks, "load", fail_once)
+    id = engine.add_request(prompt, _greedy(5, "one"))
+    sequence = fakes.sequence_of(engine, id)
+    with pytest.raises(RuntimeError, match="no memory"):
+        fakes.drain(engine)
+    fakes.drain(engine)
+    assert sequence.output_tokens == expected["one"]
+    assert engine.generate([prompt], [_greedy(5, "other")])[0].token_ids == expected["other"]
+
+
 def test_prefixes_are_shared_by_requests_of_one_adapter_only(tmp_path):
     engine = _loaded(tmp_path, fakes.llama(), ["one", "other"], slots=2)
     [prompt] = fakes.prompts([40], engine.config.model.vocab_size)
@@ -104,6 +153,16 @@ def test_prefixes_are_shared_by_requests_of_one_adapter_only(tmp_path):
     assert num_cached("twin") >= 32
     engine.adapters.load("one", peft_files.write(tmp_path / "new", engine.config.model, 3, seed=9))
     assert num_cached("one") == 0
+
+
+def test_a_conversation_is_retained_with_its_adapter(tmp_path, monkeypatch):
+    engine, retained = _loaded(tmp_path, fakes.llama(), ["one", "other"], slots=2), []
+    cache = engine.scheduler.shards[0].pages.prefix_cache
+    monkeypatch.setattr(cache, "retain", lambda tokens, key: retained.append(key))
+    for name in (None, "one", "other", "unloaded"):
+        engine.retain([1, 2, 3], "salt", name)
+    digests = [engine.adapters.find(name).digest for name in ("one", "other")]
+    assert retained == [("salted", "salt", digest) for digest in (None, *digests, None)]
 
 
 def test_samples_beams_and_forks_keep_their_adapter(tmp_path):

@@ -196,7 +196,7 @@ class FakeEngine:
         self.aborted += [id] * any(each.id == id for each in self.running)
         self.running = [each for each in self.running if each.id != id]
 
-    def retain(self, tokens, cache_salt) -> None:
+    def retain(self, tokens, cache_salt, adapter) -> None:
         self.retained.append((tokens, cache_salt))
 
     def step(self) -> list[RequestOutput]:
