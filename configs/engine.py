@@ -157,8 +157,10 @@ class Config:
         if requests.prompt_budgets:
             check_budgets(self.model, drafts.proposer, self.num_chips, self.prefill.hosts)
         if self.engine.adapters.slots and (self.mesh.num_chips > 1 or self.prefill.is_apart):
+            where = "prefill apart" if self.prefill.is_apart else f"mesh {self.mesh}"
             raise InputError(
-                f"engine.adapters.slots={self.engine.adapters.slots}: adapters go with one chip"
+                f"engine.adapters.slots={self.engine.adapters.slots}: adapters go with one chip "
+                f"that does all, not with {where}"
             )
         limit, vocab = self.engine.max_context, self.model.vocab_size
         if limit is not None and not 1 <= limit <= self.model.max_context:

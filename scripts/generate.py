@@ -227,9 +227,16 @@ def _resumable(
     from inference.checkpoints import provenance
 
     engine = config.engine  # only what can change an answer
-    decisive = [config.max_context, engine.deterministic, engine.seed, _LOGPROBS.value]
+    decisive: list[object] = [
+        config.max_context,
+        engine.deterministic,
+        engine.seed,
+        _LOGPROBS.value,
+    ]
     if engine.requests.prompt_budgets:  # whole pages are given up
         decisive.append(config.page_tokens)
+    if (adapter := adapter_flags.read(config.model)) is not None:
+        decisive.append(adapter.digest)
     identity = {
         "weights": resumable_results.digest([provenance.identity(common.model_name()), eos_ids]),
         "configuration": resumable_results.digest([dataclasses.asdict(config.model), *decisive]),

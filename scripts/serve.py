@@ -36,7 +36,7 @@ _DRAIN_S, _OTLP = http_flags.DRAIN_S, http_flags.OTLP
 _TOOL_CALLS, _SERVED_NAME = serving_flags.TOOL_CALL_PARSER, serving_flags.SERVED_MODEL_NAME
 _MAX_MODEL_LEN, _MAX_NUM_SEQS = serving_flags.MAX_MODEL_LEN, serving_flags.MAX_NUM_SEQS
 _MAX_LOGPROBS, _POOLING = serving_flags.MAX_LOGPROBS, serving_flags.POOLING
-_WARM_UP, _ADAPTERS = serving_flags.WARM_UP, serving_flags.ADAPTERS
+_WARM_UP = serving_flags.WARM_UP
 _SOCKET = flags.DEFINE_integer(
     "engine_socket", None, "For serve itself: it starts its engine by this."
 )
@@ -49,6 +49,11 @@ _BATCH_DIR = flags.DEFINE_string(
     "batch_dir", None,
     "Directory of files and batches of clients, which a restart continues; default: a temporary "
     "one, which ends with the server.",
+)  # fmt: skip
+_ADAPTERS = flags.DEFINE_string(
+    "adapters", None,
+    "Folder of LoRA adapters, each in one of its own as the peft package writes it: clients choose "
+    "one by that name in place of the model's.",
 )  # fmt: skip
 _ROLE = flags.DEFINE_enum(
     "role", None, ["prefill", "decode"],
@@ -268,12 +273,17 @@ def _load(report: "Report | None" = None) -> "ServedEngine":
     if (template := serving_flags.chat_template()) is not None:
         tokenizer = checkpoint.load_tokenizer().with_template_text(template)
         checkpoint = dataclasses.replace(checkpoint, tokenizer=tokenizer)
-    adapters = adapter_flags.directories(_ADAPTERS.value) if _ADAPTERS.value else {}
-    engine = common.load_engine(checkpoint, adapter_flags.with_room(config, adapters))
-    adapter_flags.load(engine.adapters, adapters)
     name = common.model_name()
     if Path(name).exists():  # clients need not know where it lies
         name = Path(name).resolve().name
+    adapters = adapter_flags.directories(_ADAPTERS.value) if _ADAPTERS.value else {}
+    if (served_name := _SERVED_NAME.value or name) in adapters:
+        raise InputError(
+            f"--adapters={_ADAPTERS.value}: {served_name} is the name of the model, too; give "
+            "another --served_model_name"
+        )
+    engine = common.load_engine(checkpoint, adapter_flags.with_room(config, adapters))
+    adapter_flags.load(engine.adapters, adapters)
     warm_up = functools.partial(common.warm_up, engine, seals=False)
     machine = lookup.cached(config.model, engine.model_runner.implementations)
     prepare = warm_up if _WARM_UP.value else lambda: None

@@ -5,6 +5,7 @@ adapter_model.safetensors.
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _READ = {
 _NEUTRAL: tuple[object, ...] = None, False, "none", {}, []
 # They change the model's own weights, too, before training begins.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_MOST_ALPHA = 1 << 20
 _HASHED_BYTES = 16 << 20  # at a time
 
 
@@ -41,7 +43,8 @@ def rank(directory: Path) -> int:
     """
     _check_settings(directory / CONFIG, _settings(directory))
     shapes = safetensors_file.open_file(directory / WEIGHTS).shapes
-    return max((shape[0] for name, shape in shapes.items() if name.endswith(_DOWN)), default=1)
+    downs = (shape for name, shape in shapes.items() if name.endswith(_DOWN))
+    return max((shape[0] for shape in downs if shape), default=1)
 
 
 def read(directory: Path, config: ModelConfig, most_ranks: int) -> AdapterWeights:
@@ -132,8 +135,17 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
     alphas = {f"alpha_pattern of {shown(name)}": value for name, value in pattern.items()}
     for name, value in {"lora_alpha": settings.get("lora_alpha"), **alphas}.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 < value < math.inf:
-            raise InputError(f"{path}: {name} is a number above 0, not {shown(value)}")
+        if not is_number or not 0 < value <= _MOST_ALPHA:
+            raise InputError(
+                f"{path}: {name} is a number above 0, at most {_MOST_ALPHA}, not {shown(value)}"
+            )
+    for name in pattern:
+        try:
+            _pattern(name)
+        except re.error as error:
+            raise InputError(
+                f"{path}: alpha_pattern: {shown(name)} is no regular expression: {error}"
+            ) from None
 
 
 def _adapted(source: TensorSource) -> list[str]:
@@ -159,10 +171,10 @@ def _factors(
     (rows, columns), matrices = module.shape, []
     for ending in (_DOWN, _UP):
         tensor = f"{_PREFIX}{name}{ending}"
-        matrix = np.array(source.read(tensor, 0, source.shapes[tensor][0]))
-        if not np.isfinite(matrix.astype(np.float32)).all():
-            raise InputError(f"{source.label}: {shown(tensor)} has values that are not finite")
-        matrices.append(matrix)
+        shape = source.shapes[tensor]
+        if len(shape) != 2:
+            raise InputError(f"{source.label}: {shown(tensor)} is a matrix, not {[*shape]}")
+        matrices.append(np.array(source.read(tensor, 0, shape[0])))
     down_RD, up_FR = matrices
     rank = len(down_RD)
     if (down_RD.shape, up_FR.shape) != ((rank, columns), (rows, rank)) or not rank:
@@ -170,17 +182,27 @@ def _factors(
             f"{source.label}: {shown(name)} has factors {[*down_RD.shape]} and {[*up_FR.shape]}; "
             f"it is [{rows}, {columns}], so they are [r, {columns}] and [{rows}, r]"
         )
-    scale = np.float32(_scale(name, rank, settings))
-    return Factors(down_RD, (up_FR.astype(np.float32) * scale).astype(up_FR.dtype))
+    up_FR = up_FR.astype(np.float32) * np.float32(_scale(name, rank, settings))
+    for ending, matrix in ((_DOWN, down_RD.astype(np.float32)), (_UP, up_FR)):
+        if not np.isfinite(matrix).all():
+            tensor = f"{_PREFIX}{name}{ending}"
+            raise InputError(f"{source.label}: {shown(tensor)} has values that are not finite")
+    return Factors(down_RD, up_FR)
 
 
 def _scale(name: str, rank: int, settings: Mapping[str, Any]) -> float:
     """alpha / r, or alpha / sqrt(r) (rsLoRA, Kalajdzievski 2023, arXiv 2312.03732)."""
     alpha = settings["lora_alpha"]
     for pattern, value in (settings.get("alpha_pattern") or {}).items():
-        if name == pattern or name.endswith(f".{pattern}"):
+        if _pattern(pattern).match(name):
             alpha = value
+            break
     return float(alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank))
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """What the names of modules match to which a pattern of `peft` applies; the first one does."""
+    return re.compile(rf"(.*\.)?({text})$")
 
 
 def _digest(*paths: Path) -> str:

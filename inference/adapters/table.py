@@ -23,19 +23,27 @@ class AdapterTable:
         return tuple(self._adapters)
 
     def load(self, name: str, directory: str | Path) -> None:
-        """Adds the adapter of a directory; requests that run with another one of the name keep it.
+        """Adds the adapter of a directory; raises InputError as `read` and `add`."""
+        self.add(name, self.read(directory))
 
-        Raises:
-            InputError: the name is not valid, or as `peft_directory.read`.
+    def read(self, directory: str | Path) -> AdapterWeights:
+        """Reads an adapter, as any thread may. Raises InputError as `peft_directory.read`, or if
+        the engine has no slots.
         """
         room = self._config.engine.adapters
         if not room.slots:
             raise InputError("an adapter needs an engine with engine.adapters.slots above 0")
+        return peft_directory.read(Path(directory), self._config.model, room.rank)
+
+    def add(self, name: str, adapter: AdapterWeights) -> None:
+        """Gives an adapter a name; requests that run with another one of the name keep it. Raises
+        InputError if it is no name.
+        """
         if not _NAME.fullmatch(name):
             raise InputError(
                 f"an adapter is named by letters, digits and . _ - /, not {shown(name)}"
             )
-        self._adapters[name] = peft_directory.read(Path(directory), self._config.model, room.rank)
+        self._adapters[name] = adapter
 
     def unload(self, name: str) -> None:
         """Forgets an adapter; requests that have it go on. Raises InputError if it is not there."""

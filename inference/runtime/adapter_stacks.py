@@ -51,6 +51,11 @@ class AdapterStacks:
         """Stacks of zeros."""
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract(self._config))
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `load` compiles nothing."""
+        return self._write is not None
+
     def prepare(self, stacks: Stacks) -> None:
         """Compiles what `load` needs."""
         if self._write is None:

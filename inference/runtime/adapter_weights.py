@@ -3,6 +3,7 @@ it may change.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -56,9 +57,15 @@ class AdapterWeights:
         """
         (num_rows, num_columns), num_ranks = info.shape, adapters.num_modules(info) * rank
         down, up = np.zeros((num_ranks, num_columns), dtype), np.zeros((num_rows, num_ranks), dtype)
-        for place, factors in self.factors.items():
-            if place.path == path:
-                first = place.nth * rank
-                ranks = slice(first, first + len(factors.down_RD))
-                down[ranks], up[place.rows, ranks] = factors
+        for place, factors in self._by_path.get(path, ()):
+            first = place.nth * rank
+            ranks = slice(first, first + len(factors.down_RD))
+            down[ranks], up[place.rows, ranks] = factors
         return down, up
+
+    @functools.cached_property
+    def _by_path(self) -> dict[str, list[tuple[Place, Factors]]]:
+        by_path: dict[str, list[tuple[Place, Factors]]] = {}
+        for place, factors in self.factors.items():
+            by_path.setdefault(place.path, []).append((place, factors))
+        return by_path

@@ -188,10 +188,12 @@ class ModelRunner:
         return linear.export_params(self.config, self.params, self._mesh)
 
     def reset(self) -> None:
-        """Empties cache and slots, and adapters that a failed step has lost with them."""
+        """Empties cache and slots, and those of adapters: at the start, and after a failed step has
+        lost them.
+        """
         self._swapper.forget_reads()
-        stacks = self.params.get(adapter_stacks.NAME)
-        if any(leaf.is_deleted() for leaf in jax.tree.leaves(stacks)):  # they are loaded anew
+        if adapter_stacks.NAME in self.params:
+            self.params |= {adapter_stacks.NAME: ()}  # frees what there is: two may not fit
             self.params |= {adapter_stacks.NAME: self._adapters.empty()}
         self.cache: Cache = ()  # frees what there is: two may not fit
         arguments = cache_arguments(self.config, self._attention)
@@ -275,6 +277,7 @@ class ModelRunner:
         has = self.executables.has
         can_run = has(schedule.shape) and (has(None) or not schedule.has_admissions)
         can_run &= self._snapshots.is_ready or not any(schedule.snapshots)
+        can_run &= self._adapters.is_ready or not schedule.adapter_loads
         return can_run and self._swapper.is_ready(schedule.transfers)
 
     def prepare(self, schedule: StepSchedule) -> None:
@@ -284,6 +287,8 @@ class ModelRunner:
         self._swapper.prepare(schedule.transfers)
         if any(schedule.snapshots):
             self._snapshots.prepare()
+        if schedule.adapter_loads:
+            self._adapters.prepare(self.params[adapter_stacks.NAME])
 
     def warm_up(
         self,

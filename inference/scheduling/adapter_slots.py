@@ -40,8 +40,10 @@ class AdapterSlots:
 
     def give_back(self, sequence: Sequence) -> None:
         """The sequence no longer runs."""
-        if sequence.adapter.weights:
-            self._users[sequence.adapter.weights] -= 1
+        if (adapter := sequence.adapter.weights) is not None:
+            self._users[adapter] -= 1
+            if not self._users[adapter]:  # it may be used by nothing else any more
+                del self._users[adapter]
 
     def take_loads(self) -> tuple[tuple[int, Adapter], ...]:
         """(slot, adapter) to load before the next step."""

@@ -99,18 +99,13 @@ class Service:
         """The adapter that a request names as its model, if it does; raises an `ApiError` unless
         that is served: 404, or 503 while the model is loaded.
         """
-        adapters = self.adapters
-        if requested in adapters:
-            return requested
-        parse.check_model(requested, self.model_name, *adapters)
-        return None
+        parse.check_model(requested, self.model_name, *self.adapters)
+        return None if requested == self.model_name else requested
 
     @property
     def adapters(self) -> list[str]:
         """Names of those that requests may choose; raises an `ApiError` (503) as `facts`."""
-        changed = self.client.control.adapters
-        first = [name for name in self.facts.adapters if name not in changed]
-        return [*first, *(name for name, path in changed.items() if path is not None)]
+        return self.client.control.adapters_beside(self.facts.adapters)
 
     @property
     def facts(self) -> Loaded:

@@ -59,8 +59,10 @@ def with_room(config: Config, adapters: dict[str, Path]) -> Config:
     from inference.adapters import peft_directory
 
     rank = max(map(peft_directory.rank, adapters.values()))
-    slots = config.engine.adapters.slots or min(len(adapters), _SLOTS)
-    return config.with_engine(slots=slots, rank=-(-rank // _RANKS) * _RANKS)
+    room, rank = config.engine.adapters, -(-rank // _RANKS) * _RANKS
+    if room.slots:  # as it was told
+        return config.with_engine(rank=max(rank, room.rank))
+    return config.with_engine(slots=min(len(adapters), _SLOTS), rank=rank)
 
 
 def read(model: ModelConfig) -> "AdapterWeights | None":

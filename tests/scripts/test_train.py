@@ -150,7 +150,7 @@ def test_heads_for_what_was_trained(run, tmp_path):
     (("--speculate=ngram",), "train does not read --speculate"),
     (("--task=eagle",), "--task=eagle needs --model=TARGET"),
     (("--task=draft",), "--task=draft needs --model=TARGET"),
-    (("--task=medusa", "--model=smollm2-135m", "--mesh=model=2"), "heads are trained on one chip"),
+    (("--task=medusa", f"--model={apps.TINY}", "--mesh=model=2"), "heads are trained on one chip"),
     (("--task=s4", "--set=model.width=16"), "s4 channels=256 are those of the model, model.width="),
     (("--set=training.window=4000",), "training.window=4000 is at most the context of 512"),
     (("--set=training.fim_rate=2",), "training.fim_rate is from 0 to 1, not 2"),

@@ -366,8 +366,9 @@ class EngineClient:
         alone until it has a token (`_note_end`).
         """
         was_killed = self._status in _KILLED
-        await self.control.restore()
+        await self.control.restore(self.facts.adapters if self.facts else ())
         for request in sorted(self._sent, key=_IS_BACKGROUND):
+            await self.control.has_weights()
             if request not in self._sent:  # aborted meanwhile
                 continue
             if self._writer is None:
@@ -377,8 +378,7 @@ class EngineClient:
             self._ask(request)
             if is_alone:
                 await request.has_news.wait()
-        self._alone = None
-        self._holds = False
+        self._alone, self._holds = None, False
         self._release()
 
     async def _serve(self) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from inference.server.frames import (
     Control,
@@ -33,7 +33,6 @@ class EngineControl:
         level: 1 and 2: the engine sleeps, with its weights in the host's memory or dropped.
         weight_version: of the weights.
         trouble: why a restarted engine lacks the weights of its requests; else "".
-        adapters: where those lie that were loaded since the start, None: unloaded, by name.
     """
 
     def __init__(
@@ -49,7 +48,8 @@ class EngineControl:
         self.level = 0
         self.weight_version = 0
         self.trouble = ""
-        self.adapters: dict[str, str | None] = {}
+        self._adapters: dict[str, str | None] = {}  # paths, since the start; None: unloaded
+        self._missing: set[str] = set()  # of these, in the engine that was started last
         self._send, self._abort, self._changed = send, abort, changed
         self._source: NewSource | None = None  # of the weights; None: the engine's first
         self._is_turning = False  # to sleep, or to wake
@@ -108,8 +108,18 @@ class EngineControl:
         """Takes an adapter, or unloads one (None); raises ApiError (400) if the engine cannot."""
         await self._run(functools.partial(self._load_adapter, name, path))
 
-    async def restore(self) -> None:
-        """Gives a new engine what the last one had; returns once it can take requests."""
+    def adapters_beside(self, first: Sequence[str]) -> list[str]:
+        """The names of adapters of an engine that was started with these."""
+        loaded = [name for name, path in self._adapters.items() if path is not None]
+        there = (*(name for name in first if name not in self._adapters), *loaded)
+        return [name for name in there if name not in self._missing]
+
+    async def restore(self, adapters: Sequence[str]) -> None:
+        """Gives a new engine what the last one had; returns once it can take requests.
+
+        Args:
+            adapters: that it has been started with.
+        """
         async with self._lock:
             if self._source is not None:
                 self.trouble = ""
@@ -118,14 +128,19 @@ class EngineControl:
                 except ApiError as error:
                     self.trouble = (
                         f"the weights of version {self.weight_version} cannot be read again: "
-                        f"{error}; POST /update_weights with others"
+                        f"{error}; POST /update_weights with others (where memory holds both, else "
+                        "/sleep?level=2 and /wake_up?path=...)"
                     )
                     _log.error("%s", self.trouble)
-            for name, path in [*self.adapters.items()]:
+            self._missing.clear()
+            for name, path in [*self._adapters.items()]:
+                if path is None and name not in adapters:
+                    del self._adapters[name]
+                    continue
                 try:
                     await self._carry_out(LoadAdapter(next(self._ids), name, path))
                 except ApiError as error:
-                    self.adapters[name] = None
+                    self._missing.add(name)
                     _log.error("adapter %s cannot be loaded again: %s", name, error)
             if self.level:
                 await self._carry_out(Sleep(next(self._ids), keeps_weights=self.level == 1))
@@ -133,6 +148,10 @@ class EngineControl:
                 await self._carry_out(Pause(next(self._ids)))
             self._is_restored = True
             self._note()
+        await self.has_weights()
+
+    async def has_weights(self) -> None:
+        """Returns once the engine can take requests: it has its weights, and is awake."""
         await self._has_weights.wait()
 
     def take(self, answer: Controlled) -> None:
@@ -194,6 +213,7 @@ class EngineControl:
                 f"the engine sleeps already, at level {self.level}: POST /wake_up first"
             )
         self._is_turning = True  # what is added now would be refused
+        self._has_weights.clear()
         await self._carry_out(Sleep(next(self._ids), keeps_weights=level == 1))
         self.level = level
 
@@ -206,6 +226,8 @@ class EngineControl:
             source = NewSource(last if path is None else path, version)
         elif version is not None:
             raise invalid("weight_version", "goes with a path: the weights are those before")
+        if source is not None:
+            source.version = self._checked(version)
         answer = await self._carry_out(Wake(next(self._ids), source))
         self.level = 0
         if source is not None:
@@ -214,12 +236,25 @@ class EngineControl:
     async def _update(self, source: NewSource, keeps_pages: bool) -> None:
         if self.level:
             raise _conflict("the engine sleeps: POST /wake_up?path=... wakes it with other weights")
+        source.version = self._checked(source.version)
         answer = await self._carry_out(UpdateWeights(next(self._ids), source, keeps_pages))
         self._loaded(source, answer)
 
     async def _load_adapter(self, name: str, path: str | None) -> None:
         await self._carry_out(LoadAdapter(next(self._ids), name, path))
-        self.adapters[name] = path
+        self._adapters[name] = path
+        self._missing.discard(name)
+
+    def _checked(self, version: int | None) -> int | None:
+        """The version of new weights; None: the engine's next. One that lacks the weights of its
+        requests does not know theirs.
+        """
+        if version is None:
+            return self.weight_version + 1 if self.trouble else None
+        if version <= self.weight_version:
+            why = f"must be above {self.weight_version}, not {version}"
+            raise ApiError(400, f"weight_version {why}", "weight_version", "invalid_value")
+        return version
 
     def _loaded(self, source: NewSource, answer: Controlled) -> None:
         self.weight_version, self.trouble = answer.weight_version, ""

@@ -49,7 +49,7 @@ async def classify(service: Service, request: ClassifyRequest, caller: Caller) -
         await asyncio.sleep(0)  # other requests run: with many labels all texts may take seconds
     id = f"classify-{secrets.token_hex(14)}"
     usage = PooledUsage.of(prompts)
-    return whole(Classified(id, int(time.time()), service.model_name, data, usage))
+    return whole(Classified(id, int(time.time()), request.model or service.model_name, data, usage))
 
 
 async def _tokens(service: Service, request: ClassifyRequest) -> list[list[int]]:

@@ -15,6 +15,7 @@ from inference.server.protocol.control import (
     UpdateRequest,
     WakeQuery,
 )
+from inference.server.protocol.errors import ApiError, invalid
 from inference.server.service import Service
 
 
@@ -38,6 +39,8 @@ async def sleep(service: Service, client: str, query: SleepQuery) -> Response:
 
 async def wake_up(service: Service, client: str, query: WakeQuery) -> Response:
     """Wake the engine up, with its last weights or others."""
+    if query.path is not None:
+        _check_no_head(service)
     await _control(service).wake(query.path, query.weight_version)
     return _status(service)
 
@@ -49,6 +52,7 @@ async def is_sleeping(service: Service, client: str, query: ControlQuery) -> Res
 
 async def update_weights(service: Service, request: UpdateRequest, caller: Caller) -> Response:
     """Update the weights between two steps. Answers go on with the new ones."""
+    _check_no_head(service)
     keeps_pages = request.flush_cache is False
     await _control(service).update(request.path, request.weight_version, keeps_pages)
     return _status(service)
@@ -58,7 +62,10 @@ async def load_lora_adapter(
     service: Service, request: LoadAdapterRequest, caller: Caller
 ) -> Response:
     """Load an adapter, which requests then choose by its name in place of the model's."""
-    await _control(service).load_adapter(request.lora_name, request.lora_path)
+    control = _control(service)
+    if request.lora_name == service.model_name:
+        raise invalid("lora_name", "is the name of the model: give another")
+    await control.load_adapter(request.lora_name, request.lora_path)
     return _status(service)
 
 
@@ -68,6 +75,13 @@ async def unload_lora_adapter(
     """Unload an adapter. Answers that have it go on."""
     await _control(service).load_adapter(request.lora_name, None)
     return _status(service)
+
+
+def _check_no_head(service: Service) -> None:
+    """Raises an `ApiError` (400) for a model whose head this process has, which would stay."""
+    if service.facts.classifier is not None:
+        why = "the weights of a model that labels or scores texts stay: start another server"
+        raise ApiError(400, why, code="unsupported", may_retry=False)
 
 
 def _control(service: Service) -> EngineControl:

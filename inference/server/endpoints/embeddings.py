@@ -45,7 +45,7 @@ async def embeddings(service: Service, request: EmbeddingRequest, caller: Caller
         ]  # fmt: skip
     vectors = await pooled.vectors(service, request, prompts, facts.pooling, caller)
     data: Any = await _encoded(vectors, request)
-    return whole(Embeddings(data, service.model_name, PooledUsage.of(prompts)))
+    return whole(Embeddings(data, request.model or service.model_name, PooledUsage.of(prompts)))
 
 
 async def encode(service: Service, input: str | list[int], add_special: bool | None) -> list[int]:

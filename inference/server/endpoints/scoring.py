@@ -59,7 +59,7 @@ async def score(service: Service, request: ScoreRequest, caller: Caller) -> Resp
     )
     data = [Score(index, value) for index, value in enumerate(scores)]
     id = f"score-{secrets.token_hex(14)}"
-    return whole(Scores(id, int(time.time()), service.model_name, data, usage))
+    return whole(Scores(id, int(time.time()), request.model or service.model_name, data, usage))
 
 
 async def rerank(service: Service, request: RerankRequest, caller: Caller) -> Response:
@@ -79,7 +79,7 @@ async def rerank(service: Service, request: RerankRequest, caller: Caller) -> Re
         for result in results:
             result.document = Document(documents[result.index])
     id = f"rerank-{secrets.token_hex(14)}"
-    return whole(Reranked(id, service.model_name, results, usage))
+    return whole(Reranked(id, request.model or service.model_name, results, usage))
 
 
 def _listed(texts: str | Sequence[str | Document] | None) -> list[str]:

@@ -4,7 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import Any
 
 from configs.errors import InputError, reason
 from inference.server.engine_process.served import Served
@@ -18,9 +18,6 @@ from inference.server.frames import (
     UpdateWeights,
     Wake,
 )
-
-if TYPE_CHECKING:  # a process that speaks HTTP loads no engine
-    from inference.new_weights import NewWeights
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +38,7 @@ class Controls:
         self._engine = engine
         self._send = send
         self._is_paused = False
-        self._due: deque[tuple[Control, Future[NewWeights] | None]] = deque()
+        self._due: deque[tuple[Control, Future[Any] | None]] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
 
     @property
@@ -55,9 +52,11 @@ class Controls:
 
     def take(self, message: Control) -> None:
         source = message.source if isinstance(message, Wake | UpdateWeights) else None
-        reading = None
+        reading: Future[Any] | None = None
         if source is not None:
             reading = self._thread.submit(self._engine.read_weights, source.path)
+        elif isinstance(message, LoadAdapter) and message.path is not None:
+            reading = self._thread.submit(self._engine.read_adapter, message.path)
         self._due.append((message, reading))
 
     def carry_out(self) -> None:
@@ -69,13 +68,19 @@ class Controls:
                 self._do(message, None if reading is None else _read(reading))
             except InputError as refusal:
                 error = str(refusal)
+            except Exception as failure:  # of memory, which leaves all as it was
+                if not isinstance(message, Sleep | Wake):
+                    raise
+                _log.exception("the engine could not sleep, or wake")
+                error = f"the engine could not do that: {reason(failure)}"
             self.is_busy = False
             self._send(Controlled(message.id, self._engine.weight_version, error))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _do(self, message: Control, new: "NewWeights | None") -> None:
+    def _do(self, message: Control, new: Any) -> None:
+        """`new`: the weights or the adapter that were read for the message."""
         if isinstance(message, Pause | Resume):
             self._is_paused = isinstance(message, Pause)
         elif isinstance(message, Sleep):
@@ -85,14 +90,17 @@ class Controls:
             self._engine.wake(new, None if message.source is None else message.source.version)
             self.is_awake = True
         elif isinstance(message, LoadAdapter):
-            self._engine.load_adapter(message.name, message.path)
+            if message.path is None:
+                self._engine.unload_adapter(message.name)
+            else:
+                self._engine.add_adapter(message.name, new)
         else:
             assert new is not None
             self._engine.update_weights(new, message.source.version, message.keeps_pages)
 
 
-def _read(reading: "Future[NewWeights]") -> "NewWeights":
-    """Returns weights that were read; raises InputError for whatever came between."""
+def _read(reading: Future[Any]) -> Any:
+    """Returns weights or an adapter that were read; raises InputError for whatever came between."""
     try:
         return reading.result()
     except InputError:

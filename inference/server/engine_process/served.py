@@ -9,6 +9,7 @@ from inference.server.frames import Heartbeat, Loaded
 
 if TYPE_CHECKING:  # a process that speaks HTTP loads no engine
     from inference.new_weights import NewWeights
+    from inference.runtime.adapter_weights import AdapterWeights
 
 
 class Served(Protocol):
@@ -61,8 +62,14 @@ class Served(Protocol):
     def update_weights(self, new: "NewWeights", version: int | None, keeps_pages: bool) -> None:
         """Goes on with other weights, as `Engine.update_params`."""
 
-    def load_adapter(self, name: str, path: str | None) -> None:
-        """Takes an adapter, or unloads one (None); raises InputError as `AdapterTable`."""
+    def read_adapter(self, path: str) -> "AdapterWeights":
+        """Reads an adapter, in any thread; raises InputError as `AdapterTable.read`."""
+
+    def add_adapter(self, name: str, adapter: "AdapterWeights") -> None:
+        """Gives it a name; raises InputError if that is none."""
+
+    def unload_adapter(self, name: str) -> None:
+        """Forgets it; raises InputError if there is none."""
 
     def sleep(self, keeps_weights: bool) -> None:
         """Frees the device's memory; raises InputError if it cannot."""

@@ -12,6 +12,7 @@ from inference.files import mirror
 from inference.new_weights import NewWeights
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
+from inference.runtime.adapter_weights import AdapterWeights
 from inference.scheduling.step_schedule import Counters
 from inference.server.engine_process import pages
 from inference.server.engine_process.plan_facts import plan_facts
@@ -104,12 +105,14 @@ class ServedEngine:
     def update_weights(self, new: NewWeights, version: int | None, keeps_pages: bool) -> None:
         self._engine.update_params(new, keeps_pages, version=version)
 
-    def load_adapter(self, name: str, path: str | None) -> None:
-        adapters = self._engine.adapters
-        if path is None:
-            adapters.unload(name)
-        else:
-            adapters.load(name, mirror.whole(path))
+    def read_adapter(self, path: str) -> AdapterWeights:
+        return self._engine.adapters.read(mirror.whole(path))
+
+    def add_adapter(self, name: str, adapter: AdapterWeights) -> None:
+        self._engine.adapters.add(name, adapter)
+
+    def unload_adapter(self, name: str) -> None:
+        self._engine.adapters.unload(name)
 
     def sleep(self, keeps_weights: bool) -> None:
         self._engine.sleep(keeps_weights)

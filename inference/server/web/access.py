@@ -180,7 +180,9 @@ class Access:
             self._num_open -= 1
 
     def _check(self, scope: Scope, headers: Headers) -> str:
-        """Returns the name of the client, or raises 401, 403 or 503 (too many requests)."""
+        """Returns the name of the client, or raises 401, 403, 404 or 503 (too many requests)."""
+        if not scope["path"].isprintable():  # a route's pattern may match before a line's end
+            raise ApiError(404, "there is no such path", code="not_found")
         host = headers.get("host", "")
         if len(headers.getlist("host")) != 1 or not self._is_ours(host):
             raise ApiError(403, "the header Host names another server")

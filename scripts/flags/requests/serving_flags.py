@@ -31,11 +31,6 @@ MAX_LOGPROBS = flags.DEFINE_integer("max_logprobs", 20, flag_help(EngineConfig, 
 POOLING = flags.DEFINE_enum(
     "pooling", "last", POOLINGS, "Of hidden states, what embeddings are: the last, or the mean."
 )
-ADAPTERS = flags.DEFINE_string(
-    "adapters", None,
-    "Folder of LoRA adapters, each in one of its own as the peft package writes it: clients choose "
-    "one by that name in place of the model's.",
-)  # fmt: skip
 WARM_UP = flags.DEFINE_bool("warm_up", True, "Compile every step before the first request.")
 flags.adopt_module_key_flags(deployment_flags)
 

@@ -34,9 +34,11 @@ def _matrix(*shape, value=0.5):
     ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters"),
     ({"a_newer_field": 3}, "a_newer_field=3 is not supported"),
     ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights='pissa_niter_16' is not"),
-    ({"lora_alpha": 0}, "lora_alpha is a number above 0, not 0"),
-    ({"lora_alpha": float("inf")}, "lora_alpha is a number above 0, not inf"),
-    ({"lora_alpha": None}, "lora_alpha is a number above 0, not None"),
+    ({"lora_alpha": 0}, "lora_alpha is a number above 0, at most 1048576, not 0"),
+    ({"lora_alpha": float("inf")}, "lora_alpha is a number above 0, at most 1048576, not inf"),
+    ({"lora_alpha": 10**400}, "lora_alpha is a number above 0, at most 1048576, not"),
+    ({"lora_alpha": None}, "lora_alpha is a number above 0, at most 1048576, not None"),
+    ({"alpha_pattern": {"(": 2}}, "alpha_pattern: '(' is no regular expression"),
     ({"alpha_pattern": {"q_proj": "2"}}, "alpha_pattern of 'q_proj' is a number above 0"),
     ({"alpha_pattern": [2]}, "alpha_pattern is an object"),
 ])  # fmt: skip
@@ -52,6 +54,8 @@ def test_settings_that_would_be_ignored_are_refused(tmp_path, changes, reason):
     ({_UP: _matrix(32, 3)}, r"has factors \[4, 24\] and \[32, 3\]"),
     ({_UP: _matrix(32, 4, value=np.nan)}, "lora_B.weight' has values that are not finite"),
     ({_DOWN: _matrix(4, 24, value=np.inf)}, "lora_A.weight' has values that are not finite"),
+    ({_DOWN: np.array(3, np.float32)}, r"lora_A.weight' is a matrix, not \[\]"),
+    ({_DOWN: _matrix(4, 24, 1)}, r"lora_A.weight' is a matrix, not \[4, 24, 1\]"),
     ({_DOWN: _matrix(0, 24), _UP: _matrix(32, 0)}, "it is"),
     ({f"{_Q}.lora_magnitude_vector": _matrix(24)}, "is no factor of LoRA, and would be lost"),
     ({"base_model.model.lm_head.weight": _matrix(131, 24)}, "is no factor of LoRA"),
@@ -104,11 +108,25 @@ def test_scales_follow_rank_pattern_and_rslora(tmp_path):
     } == {1, 3}
 
 
+@pytest.mark.parametrize("pattern, alphas", [
+    ({r"^model.layers.0.mlp.up_proj": 64}, {"0.mlp.up_proj": 64, "1.mlp.up_proj": 8}),
+    ({r"layers\.\d+\.mlp\.up_proj": 64}, {"0.mlp.up_proj": 64, "0.mlp.gate_proj": 8}),
+    ({"q_proj": 16, "layers.0.self_attn.q_proj": 64}, {"0.self_attn.q_proj": 16}),
+    ({"proj": 64}, {"0.self_attn.q_proj": 8}),
+])  # fmt: skip
+def test_patterns_match_as_those_of_peft(pattern, alphas):
+    settings = {"lora_alpha": 8, "alpha_pattern": pattern}
+    for ending, alpha in alphas.items():
+        assert peft_directory._scale(f"model.layers.{ending}", 1, settings) == alpha
+
+
 def test_factors_may_be_of_another_type(tmp_path):
-    peft_files.write(tmp_path, _MODEL, tensors={
-        _DOWN: _matrix(4, 24).astype(ml_dtypes.bfloat16), _UP: _matrix(32, 4).astype(np.float16),
-    })  # fmt: skip
-    assert peft_directory.read(tmp_path, _MODEL, 8).rank == 4
+    """The scale is applied in float32: 3,000 times 64 is more than float16 holds."""
+    down = _matrix(4, 24).astype(ml_dtypes.bfloat16)
+    up = _matrix(32, 4, value=3000).astype(np.float16)
+    peft_files.write(tmp_path, _MODEL, tensors={_DOWN: down, _UP: up}, lora_alpha=256)
+    adapter = peft_directory.read(tmp_path, _MODEL, 8)
+    assert adapter.rank == 4 and max(up.max() for _, up in adapter.factors.values()) == 192_000
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "x" * 200, "-x", "a\x00"])
@@ -122,7 +140,7 @@ def test_names_that_are_no_names_are_refused(tmp_path, name):
 def test_engines_without_room_say_so(tmp_path):
     with pytest.raises(InputError, match=r"engine\.adapters\.slots above 0"):
         AdapterTable(Config(_MODEL)).load("one", peft_files.write(tmp_path, _MODEL))
-    with pytest.raises(InputError, match="adapters go with one chip"):
+    with pytest.raises(InputError, match="adapters go with one chip .* not with mesh model=2"):
         Config(_MODEL, EngineConfig.of(slots=1), Mesh(model=2))
-    with pytest.raises(InputError, match="adapters go with one chip"):
+    with pytest.raises(InputError, match="adapters go with one chip .* not with prefill"):
         Config(_MODEL, EngineConfig.of(slots=1), prefill=Prefill(chips=1))

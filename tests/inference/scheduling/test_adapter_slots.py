@@ -3,6 +3,8 @@ order of their last use.
 """
 
 import dataclasses
+import gc
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -55,6 +57,20 @@ def test_what_runs_stays_and_what_is_loaded_is_where_it_is_said(num_slots, event
         for other in running:
             if other.adapter.weights is not None:
                 assert loaded[other.adapter.slot] is other.adapter.weights
+
+
+def test_an_adapter_that_nothing_has_any_more_is_freed():
+    slots = AdapterSlots(1)
+    adapters = [_Adapter(str(n)) for n in range(3)]
+    alive = [weakref.ref(adapter) for adapter in adapters]
+    while adapters:
+        sequence = _sequence(1, adapters.pop(0))
+        slots.take(sequence)
+        slots.take_loads()
+        slots.give_back(sequence)
+    del sequence
+    gc.collect()
+    assert [each() is not None for each in alive] == [False, False, True]  # one is in its slot
 
 
 def test_books_that_do_not_add_up_are_found_out():

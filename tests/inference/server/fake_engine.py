@@ -151,8 +151,14 @@ class FakeEngine:
             raise InputError(f"weight_version={version}: must be above {self.weight_version}")
         self.weight_version = version or self.weight_version + 1
 
-    def load_adapter(self, name: str, path: str | None) -> None:
+    def read_adapter(self, path: str):
         raise InputError("an adapter needs an engine with engine.adapters.slots above 0")
+
+    def add_adapter(self, name: str, adapter) -> None:
+        raise AssertionError("none is read")
+
+    def unload_adapter(self, name: str) -> None:
+        raise InputError(f"there is no adapter {name!r}")
 
     def sleep(self, keeps_weights: bool) -> None:
         assert self.sleeps is None

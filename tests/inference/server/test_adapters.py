@@ -82,10 +82,9 @@ def test_every_dialect_takes_an_adapter_for_a_model(server, path, read):
 
 
 def test_vectors_are_those_of_the_adapter(server):
-    vectors = [
-        server.post("/v1/embeddings", model=name, input=_PROMPT).json()["data"][0]["embedding"]
-        for name in _NAMES
-    ]
+    bodies = [server.post("/v1/embeddings", model=name, input=_PROMPT).json() for name in _NAMES]
+    assert [body["model"] for body in bodies] == list(_NAMES)
+    vectors = [body["data"][0]["embedding"] for body in bodies]
     assert np.unique(np.round(vectors, 6), axis=0).shape[0] == 3
 
 
@@ -129,6 +128,7 @@ def test_adapters_are_loaded_and_unloaded_with_the_control_key(server, texts, tm
     for body, reason in (
         ({"lora_name": "bad name", "lora_path": str(path)}, "an adapter is named by letters"),
         ({"lora_name": "nothing", "lora_path": str(tmp_path)}, "no adapter of the peft package"),
+        ({"lora_name": "tiny", "lora_path": str(path)}, "is the name of the model: give another"),
     ):
         answer = control("load", **body)
         assert answer.status_code == 400 and reason in answer.json()["error"]["message"]

@@ -11,7 +11,7 @@ from configs.errors import InputError
 from inference.server.client.launch import Thread
 from inference.server.web.access import Keys
 from inference.server.web.operations import CONTROL
-from tests.inference.server.fake_engine import MAX_SEQS, FakeEngine, reply
+from tests.inference.server.fake_engine import MAX_SEQS, FakeEngine, head, reply
 from tests.inference.server.running import running, wait_until
 
 TEXT, UPDATE = "/v1/completions", "/update_weights"
@@ -119,6 +119,10 @@ def test_a_key_of_their_own_opens_nothing_else():
             other = "POST" if method == "GET" else "GET"
             assert server.http.request(other, path, headers=AS_CONTROL).status_code == 405
             assert server.http.request(method, f"{path}/", headers=AS_CONTROL).status_code == 401
+            for end in ("%0A", "%0D", "%00", "%E2%80%A8"):  # before which a pattern's `$` may match
+                for headers in ({}, {"x-api-key": KEY}, AS_CONTROL):
+                    response = server.http.request(method, f"{path}{end}", headers=headers)
+                    assert response.status_code == 404
         assert server.http.get("/v1/models", headers=AS_CONTROL).status_code == 401
         assert control(server, "/is_sleeping") == {
             "is_sleeping": False, "is_paused": False, "weight_version": 0,
@@ -436,10 +440,37 @@ def test_weights_that_have_gone_hold_requests_until_others_come():
         expected = "the weights of version 1 cannot be read again: step1 is gone; POST "
         wait_until(lambda: expected in server.http.get("/ready").text)
         assert server.post(TEXT, prompt="a").status_code == 503 and not second.num_steps
-        assert control(server, UPDATE, path="step2", weight_version=2)
+        answer = control(server, UPDATE, 400, path="step2", weight_version=1)
+        assert "weight_version must be above 1, not 1" in answer
+        assert control(server, UPDATE, path="step2")["weight_version"] == 2
         rest = list(chunks)
         server.wait_ready()
     assert ids_of([*before, *rest]) == reply(100)
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/wake_up"])
+def test_memory_that_is_not_there_is_one_line(path):
+    class Full(FakeEngine):
+        def sleep(self, keeps_weights: bool) -> None:
+            if path == "/sleep":
+                raise RuntimeError("RESOURCE_EXHAUSTED: 3 GB")
+            super().sleep(keeps_weights)
+
+        def wake(self, new, version) -> None:
+            raise RuntimeError("RESOURCE_EXHAUSTED: 3 GB")
+
+    with controlled(Full()) as server:
+        if path == "/wake_up":
+            control(server, "/sleep")
+        assert "RESOURCE_EXHAUSTED: 3 GB" in control(server, path, 400)
+        is_sleeping = control(server, "/is_sleeping")["is_sleeping"]
+        assert is_sleeping == (path == "/wake_up") and not server.service.client.num_restarts
+
+
+def test_a_head_that_stays_keeps_its_weights():
+    with controlled(FakeEngine(classifier=head("no", "yes"))) as server:
+        why = "the weights of a model that labels or scores texts stay"
+        assert why in control(server, UPDATE, 400, path="step1")
 
 
 def test_an_update_that_the_engine_ends_in_changes_nothing():

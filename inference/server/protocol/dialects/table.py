@@ -59,7 +59,7 @@ def _refused(
     return ForeignField(tuple(names.split()), Fate.REFUSED, why, "", (*neutral, *defaults))
 
 
-_NO_ADAPTERS = "no adapters are loaded"
+_NO_ADAPTERS = "an adapter is named as the model"
 _NO_SAMPLER = (
     "the sampler has temperature, top_k, top_p, min_p, epsilon_cutoff, penalties and logit_bias"
 )
