@@ -22,7 +22,7 @@ def test_every_field_of_a_line(tmp_path):
         "stop_token_ids": [7], "ignore_eos": True, "seed": 2**63, "priority": -1,
         "n": 2, "best_of": 3, "vote": True, "beam_width": 0, "length_penalty": 0.5,
         "early_stopping": True,
-        "speculate": False, "prompt_budget": 64.0, "cache_salt": "a",
+        "speculate": False, "prompt_budget": 64.0, "cache_salt": "a", "adapter": "b",
         "skip_special_tokens": False, "shown_special_ids": [8], "thinks": True,
         "thinking_budget": 9,
     }  # fmt: skip
