@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.errors import InputError, shown
-from inference.text.chat_template import Message
+from inference.text.chat_template import THOUGHT_FIELDS, Message
 from inference.text.end_tokens import EndTokens
 from inference.text.tool_calls import prompting
 from inference.training.start import Vocabulary
@@ -74,11 +74,17 @@ class Encoder:
         """The last message as the answer to those before it.
 
         Raises:
-            InputError: there is no template, or it writes the answer without an end; or as
-                `Tokenizer.encode_answer`.
+            InputError: there is no template, or it writes the answer without an end, or as several
+                messages; or as `Tokenizer.encode_answer`.
         """
         template = self._tokenizer.template_for(tools)
-        prompt, answer = self._answer(*prompting.prepare(messages, tools, template))
+        prepared, tools = prompting.prepare(messages, tools, template)
+        if 0 < _num_calls(prepared[-1]) < (num_calls := _num_calls(messages[-1])):
+            raise InputError(
+                f"the answer has {num_calls} calls, and the chat template writes each as a message "
+                "of its own: leave it at the first"
+            )
+        prompt, answer = self._answer(prepared, tools)
         return Answered(prompt + answer, [False] * len(prompt) + [True] * len(answer))
 
     def completion(self, prompt: str, text: str) -> Answered:
@@ -131,6 +137,7 @@ def checked_message(value: object) -> dict[str, object]:
         raise InputError(f"the content of a message of the role {role} is no text")
     if value.get("weight") not in (None, 0, 1):
         raise InputError(f"the weight of a message is 0 or 1, not {shown(value['weight'])}")
+    _check_texts(value, "name", "tool_call_id", *THOUGHT_FIELDS)
     if calls is not None:
         _check_calls(calls)
     role = "system" if role == "developer" else role  # as the server has it
@@ -154,18 +161,36 @@ def checked_tools(value: object) -> list[dict[str, object]] | None:
     return value or None  # type: ignore[return-value]
 
 
-def _check_calls(calls: Any) -> None:
-    functions = [call.get("function") for call in calls if isinstance(call, dict)]
-    if not isinstance(calls, list) or len(functions) < len(calls) or not all(
-        isinstance(function, dict)
-        and isinstance(function.get("name"), str)
-        and isinstance(function.get("arguments"), str | dict)
-        for function in functions
-    ):  # fmt: skip
+def _check_calls(calls: object) -> None:
+    if not isinstance(calls, list) or not all(map(_is_call, calls)):
         raise InputError(
             '\'tool_calls\' is a list of {"type": "function", "function": {"name": text, '
             '"arguments": text or object}}'
         )
+    for call in calls:
+        _check_texts(call, "id")
+
+
+def _is_call(value: object) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
+    return (
+        isinstance(function, dict)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments"), str | dict)
+    )
+
+
+def _check_texts(fields: dict[str, object], *names: str) -> None:
+    """Raises InputError if one of these is there and no text."""
+    for name in names:
+        if not isinstance(fields.get(name), str | None):
+            raise InputError(
+                f"{name!r} of a message or a call is a text, not {shown(fields[name])}"
+            )
+
+
+def _num_calls(message: dict[str, Any]) -> int:
+    return len(message.get("tool_calls") or ())
 
 
 def digest(identity: bytes, sequences: Iterable[Answered]) -> str:

@@ -58,7 +58,8 @@ def _one_by_one(messages: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
             divided.append({**fields, "tool_calls": [call]})
             result = _result_of(call, results)
             divided += [] if result is None else [result]
-            fields = {"role": message["role"], "content": ""}
+            fields = {name: message[name] for name in ("role", "weight") if name in message}
+            fields["content"] = ""
         divided += results
     return divided
 

@@ -11,6 +11,7 @@ from inference.training import answer_lines
 from inference.training.answers import Encoder
 from inference.training.start import Vocabulary
 from tests.inference.server.parrot import TEMPLATES
+from tests.inference.text import harmony
 from tests.inference.text.test_end_tokens import tokenizer
 
 CHAT = [
@@ -25,6 +26,7 @@ FORGETS = (
     "<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+HARMONY, ENDS = harmony.tokenizer(), (harmony.RETURN, harmony.CALL)
 THINKS = FORGETS.replace("<|assistant|>{% endif %}", "<|assistant|><think>{% endif %}")
 
 
@@ -104,6 +106,32 @@ def test_a_message_of_no_weight_is_read_alone():
     assert part.tokens == whole.tokens and runs(part) == runs(whole)[1:]
 
 
+def called(*names, **more):
+    calls = [{"id": n, "function": {"name": n, "arguments": {}}} for n in names]
+    return {"role": "assistant", "content": None, "tool_calls": calls, **more}
+
+
+def answer_texts(words, sequence):
+    return [words.decode(sequence.tokens[start:stop], skip_special=False)
+            for start, stop in runs(sequence)]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [tokenizer(TEMPLATES["qwen"]), HARMONY], ids=["qwen", "harmony"])
+def test_calls_of_no_weight_are_read_alone(words):
+    """Harmony's template, where each call is a message, gets them one by one."""
+    results = [{"role": "tool", "content": "r", "tool_call_id": name} for name in "fg"]
+    messages = [CHAT[0], called("f", "g"), *results, CHAT[3]]
+
+    def learned(messages):
+        sequences = Encoder(Vocabulary(words, {}, ENDS)).conversation(messages, None)
+        return [text for sequence in sequences for text in answer_texts(words, sequence)]
+
+    *calls, last = learned(messages)
+    assert len(calls) == (2 if words is HARMONY else 1) and "No" in last
+    messages[1]["weight"] = 0
+    assert learned(messages) == [last]
+
+
 def test_a_completion_ends_with_the_tokenizers_end():
     sequence = encoder(None).completion("A: ", "b")
     words = tokenizer(None)
@@ -126,6 +154,7 @@ def test_what_is_longer_than_a_window_is_cut_and_counted(tmp_path):
     assert lines(tmp_path, {"messages": CHAT}, long).num_cut == 0
 
 
+(CALL,) = called("f")["tool_calls"]
 ASKS, USER = {"role": "user", "content": "a"}, {"messages": [CHAT[0]]}
 
 
@@ -137,6 +166,13 @@ ASKS, USER = {"role": "user", "content": "a"}, {"messages": [CHAT[0]]}
     ({"messages": [ASKS | {"content": 1}]}, "line 2: the content of a message of the role user is"),
     ({"messages": [CHAT[1]]}, "line 2: the first message is an answer, before which"),
     ({"messages": [CHAT[0], CHAT[1] | {"tool_calls": [1]}]}, "line 2: 'tool_calls' is a list of"),
+    ({"messages": [ASKS, called() | {"tool_calls": 5}]}, "line 2: 'tool_calls' is a list of"),
+    ({"messages": [ASKS, called() | {"tool_calls": [CALL | {"id": ["x"]}]}, CHAT[3]]},
+     r"line 2: 'id' of a message or a call is a text, not \['x'\]"),
+    ({"messages": [ASKS, {"role": "tool", "content": "r", "tool_call_id": ["x"]}, CHAT[3]]},
+     r"line 2: 'tool_call_id' of a message or a call is a text, not \['x'\]"),
+    *(({"messages": [ASKS, CHAT[1] | {name: {"x": 1}}]}, f"line 2: '{name}' of a message or a call")
+      for name in ("name", "reasoning_content", "thinking", "reasoning")),
     ({"messages": [ASKS, CHAT[1] | {"weight": 2}]}, "line 2: the weight of a message is 0"),
     ({"messages": [ASKS, CHAT[1] | {"weight": 0}]}, "line 2: no message of the role assistant"),
     ({"messages": [ASKS | {"content": "\ud800"}, CHAT[3]]}, "line 2: .*Unicode"),
@@ -183,6 +219,19 @@ def test_preferences_are_two_answers_to_one_prompt(tmp_path):
             assert sequence.tokens[:start] == pair[0].tokens[:start]
             texts.append(decode(sequence.tokens[start:stop]))
         assert texts == ["b", "c"]
+
+
+def test_several_calls_are_one_answer_or_rejected():
+    messages = [CHAT[0], called("f", "g")]
+    words = tokenizer(TEMPLATES["qwen"])
+    whole = encoder(TEMPLATES["qwen"]).last_answer(messages, None)
+    (text,) = answer_texts(words, whole)
+    assert '"f"' in text and '"g"' in text
+    by_channels = Encoder(Vocabulary(HARMONY, {}, ENDS))
+    with pytest.raises(InputError, match="the answer has 2 calls, and the chat template writes"):
+        by_channels.last_answer(messages, None)
+    (text,) = answer_texts(HARMONY, by_channels.last_answer([CHAT[0], called("f")], None))
+    assert "functions.f" in text
 
 
 @pytest.mark.parametrize("line, message", [
