@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -80,8 +80,12 @@ class _Place(NamedTuple):
 
 
 def of_arrays(tree: object) -> FlaxTree:
-    """A tree of arrays, or of their shapes, on whatever devices of this process."""
-    leaves = {_path(path): leaf for path, leaf in _named(tree)}
+    """A tree of arrays, or of their shapes, on whatever devices of this process; raises InputError
+    if two leaves have one path.
+    """
+    flattened = _named(tree)
+    stored = _stored("the tree", [name for name, _ in flattened])
+    leaves = dict(zip(stored, (leaf for _, leaf in flattened), strict=True))
 
     def read(path: str, index: Index) -> np.ndarray:
         leaf = leaves[path]
@@ -99,9 +103,9 @@ def of_arrays(tree: object) -> FlaxTree:
 
 def of_step(source: TensorSource) -> FlaxTree:
     """The tree of a step, as `orbax_step.open_tensors` opens it; a leaf of several tensors is read
-    once, and stays in memory.
+    once, and stays in memory. Raises InputError if two leaves have one path.
     """
-    stored = {_path(name): name for name in source.shapes}
+    stored = _stored(source.label, source.shapes)
 
     @functools.cache
     def whole(path: str) -> np.ndarray:
@@ -121,8 +125,8 @@ def tensors(config: ModelConfig, tree: FlaxTree) -> TensorSource | None:
     paths.
 
     Raises:
-        InputError: naming the first leaf that is missing, has no place, or has another shape or
-            type; `read` raises it for one that holds NaN or infinity.
+        InputError: naming the first leaf that is missing, has no place, has another shape or type,
+            or may be either of two; `read` raises it for one that holds NaN or infinity.
     """
     naming = _naming(config, tree)
     if naming is None:
@@ -215,6 +219,18 @@ def _path(path: str) -> str:
     return _UNNAMED.sub("", path.removesuffix(_VARIABLE))
 
 
+def _stored(label: str, leaf_names: Iterable[str]) -> dict[str, str]:
+    """Leaves' names by their paths, in the same order."""
+    stored: dict[str, str] = {}
+    for name in leaf_names:
+        path = _path(name)
+        if path in stored:
+            twice = f"{shown(stored[path])} and {shown(name)}"
+            raise InputError(f"{label}: {twice} are one leaf, of which a tree has one")
+        stored[path] = name
+    return stored
+
+
 def _packages(config: ModelConfig) -> str:
     packages = dict.fromkeys(naming.package for naming in families.of(config).flax)
     return ", ".join(packages) or "no package of Flax"
@@ -229,14 +245,28 @@ def _namings(config: ModelConfig) -> list[Names]:
 
 
 def _naming(config: ModelConfig, tree: FlaxTree) -> Names | None:
-    """The naming that has most of the tree's leaves, with their shapes."""
+    """The naming that has most of the tree's leaves, with their shapes.
+
+    Raises:
+        InputError: two have the same leaves with the same shapes, all of them the tree's.
+    """
     best, most = None, 0
+    best_places: dict[str, _Place] = {}
     for naming in _namings(config):
-        expected = {place.path: place.shape for place in _places(config, naming).values()}
+        places = _places(config, naming)
+        expected = _shapes(places)
         same = [path for path in expected if path in tree.shapes]
         alike = sum(expected[path] == tree.shapes[path] for path in same)
-        if same and len(same) + alike > most:
-            best, most = naming, len(same) + alike
+        if len(same) + alike > most:
+            best, most, best_places = naming, len(same) + alike, places
+        elif best and alike == len(expected) and expected == _shapes(best_places):
+            pairs = ((best_places[name], place) for name, place in places.items())
+            first, second = next(pair for pair in pairs if pair[0].leaf != pair[1].leaf)
+            raise InputError(
+                f"{tree.label}: {first.path} is {[*first.shape]}, which in {naming.package} is "
+                f"{first.leaf.axes} or {second.leaf.axes}: the sizes of {config.name} cannot tell "
+                "the two apart; give transformers' tensors instead"
+            )
     return best
 
 
@@ -253,6 +283,11 @@ def _places(config: ModelConfig, naming: Names) -> dict[str, _Place]:
             sizes = _sizes(config, layer or 0)
             places[name] = _Place(leaf, _path(prefix + leaf.path), layer, sizes)
     return places
+
+
+def _shapes(places: Mapping[str, _Place]) -> dict[str, tuple[int, ...]]:
+    """Of the leaves, by their paths."""
+    return {place.path: place.shape for place in places.values()}
 
 
 def _tensor_names(config: ModelConfig) -> list[str]:
@@ -273,7 +308,7 @@ def _sizes(config: ModelConfig, layer: int) -> dict[str, int]:
 
 def _checked(config: ModelConfig, tree: FlaxTree, naming: Names) -> dict[str, _Place]:
     places = _places(config, naming)
-    expected = {place.path: place.shape for place in places.values()}
+    expected = _shapes(places)
     extra = sorted(
         path
         for path in tree.shapes

@@ -14,6 +14,7 @@ import pytest
 from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
 from inference.checkpoints import flax_tree, load, names
+from inference.checkpoints.native import orbax_step
 from layers import decoder, params
 from tests import fakes
 from tests.flax import models
@@ -199,6 +200,47 @@ def test_a_tree_of_another_model_is_rejected_by_a_leaf(change, message):
     values = _loaded(model, tree)
     change(tree)
     with pytest.raises(InputError, match=f"^the tree: {message}"):
+        flax_tree.tensors(model, flax_tree.of_arrays(tree))
+    with pytest.raises(InputError, match=message):
+        flax_tree.export(model, values, tree)
+
+
+def test_two_leaves_of_one_path_are_rejected(tmp_path):
+    model, tree = models.MODELS["tunix-llama"], _tree("tunix-llama")
+    values = _loaded(model, tree)
+    tree["transformer"] = {"final_norm": {"w": {"value": np.ones(24, np.float32)}}}
+    message = ": 'final_norm/w' and 'transformer/final_norm/w/value' are one leaf"
+    with pytest.raises(InputError, match=f"^the tree{message}"):
+        flax_tree.of_arrays(tree)
+    with pytest.raises(InputError, match=f"^the tree{message}"):
+        flax_tree.export(model, values, tree)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "1", tree)
+    with pytest.raises(InputError, match=f"/1{message}"):
+        flax_tree.of_step(orbax_step.open_tensors(tmp_path / "1"))
+
+
+def test_axes_that_cannot_be_told_apart_are_rejected():
+    """The `gemma` package has its gate as [2, F, D] or [2, D, F], Tunix in one way."""
+
+    def square(name):
+        model, tree = models.MODELS[name], _tree(name)
+        (layer,) = set(model.pattern)
+        layers = tree["layers"].values() if "layers" in tree else tree["params"].values()
+        for leaves in layers:
+            if "mlp" in leaves:
+                leaves["mlp"] = jax.tree.map(lambda leaf: leaf[..., :24, :24], leaves["mlp"])
+        layer = dataclasses.replace(layer, ffn=dataclasses.replace(layer.ffn, width=24))
+        return dataclasses.replace(model, pattern=(layer,)), tree
+
+    model, tree = square("tunix-gemma")
+    values = _loaded(model, tree)
+    _check_same(flax_tree.export(model, values, tree), tree)
+    model, tree = square("gemma-gemma")
+    message = (
+        r"^the tree: layer_0/mlp/gating_einsum is \[2, 24, 24\], which in gemma is 2 F D or 2 D F"
+    )
+    with pytest.raises(InputError, match=message):
         flax_tree.tensors(model, flax_tree.of_arrays(tree))
     with pytest.raises(InputError, match=message):
         flax_tree.export(model, values, tree)
