@@ -265,6 +265,10 @@ def _gather(pages: jax.Array, ids_YP: jax.Array, part: slice, kv_heads: int) -> 
         ]
         return jnp.concatenate(heads, axis=-1)
     start_YP2 = jnp.stack([ids_YP, jnp.full_like(ids_YP, part.start)], axis=-1)
+    if pages.shape[1] == 1:  # an axis of one would be a tile of its own on a TPU, and a copy of all
+        rows_SX = pages.reshape(pages.shape[0], -1)
+        dims = jax.lax.GatherDimensionNumbers((2,), (0,), (0, 1))
+        return jax.lax.gather(rows_SX, start_YP2, dims, (1, width), mode="promise_in_bounds")
     dims = jax.lax.GatherDimensionNumbers((2, 3), (0,), (0, 2))
     rows_YPX = jax.lax.gather(
         pages, start_YP2, dims, (1, pages.shape[1], width), mode="promise_in_bounds"
