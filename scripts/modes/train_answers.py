@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
     from inference.checkpoints.checkpoint import Checkpoint
     from inference.checkpoints.load import Progress
+    from inference.training.answer_lines import Lines
+    from inference.training.answers import Answered
     from inference.training.losses import Model
-    from inference.training.start import Subject
+    from inference.training.start import Subject, Vocabulary
     from layers.params import Params
 
 TASKS = tuple(tuning.TRAINING)
@@ -47,16 +49,11 @@ def _conversations(recipe: Recipe, checkpoint: "Checkpoint", data: str) -> "Subj
 
     training, model = recipe.training, recipe.model
     vocabulary = start.vocabulary(checkpoint, (), model.vocab_size)
-    with common.bars() as progress:
-        lines = answer_lines.of_answers(
-            data, answers.Encoder(vocabulary), training.window, progress
-        )
-    sequences = [sequence for line in lines.sequences for sequence in line]
+    lines, sequences = _read(answer_lines.of_answers, data, vocabulary, training.window)
     windows = packing.PackedAnswers(
         sequences, training.window, training.batch, training.seed, packing.can_share_rows(model)
     )
     num_answers = sum(sum(sequence.is_answer) for sequence in sequences)
-    _say_cut(lines.num_cut, len(sequences), training.window)
     return start.Subject(
         recipe, vocabulary, windows,
         f"{len(lines.sequences)} lines, {num_answers} tokens of answers, {windows.count} windows, "
@@ -73,13 +70,8 @@ def _preferences(recipe: Recipe, checkpoint: "Checkpoint", data: str) -> "Subjec
 
     training, model = recipe.training, recipe.model
     vocabulary = start.vocabulary(checkpoint, (), model.vocab_size)
-    with common.bars() as progress:
-        lines = answer_lines.of_preferences(
-            data, answers.Encoder(vocabulary), training.window, progress
-        )
+    lines, sequences = _read(answer_lines.of_preferences, data, vocabulary, training.window)
     pairs = packing.Pairs(lines.sequences, training.window, training.batch, training.seed)
-    sequences = [sequence for pair in lines.sequences for sequence in pair]
-    _say_cut(lines.num_cut, len(sequences), training.window)
     margins = answer_losses.reward_margins(model, training.dpo_beta, _model(recipe))
 
     def measure(values: "Params", reference: "Params | None") -> dict[str, float]:
@@ -134,9 +126,20 @@ def _write(recipe: Recipe) -> "Callable[[Params, Path], None] | None":
     return lambda factors, output: lora.write(factors, recipe, common.model_name(), output)
 
 
-def _say_cut(num_cut: int, count: int, window: int) -> None:
-    if num_cut:
+def _read(
+    read: "Callable[..., Lines]", data: str, vocabulary: "Vocabulary", window: int
+) -> "tuple[Lines, list[Answered]]":
+    """The lines of a file, by a function of `answer_lines`, and all their sequences; says how many
+    were cut.
+    """
+    from inference.training.answers import Encoder
+
+    with common.bars() as progress:
+        lines = read(data, Encoder(vocabulary), window, progress)
+    sequences = [sequence for line in lines.sequences for sequence in line]
+    if lines.num_cut:
         common.say(
-            f"cut {num_cut} of {count} sequences behind {window} tokens: --set training.window=N "
-            "takes longer ones"
+            f"cut {lines.num_cut} of {len(sequences)} sequences behind {window} tokens: --set "
+            "training.window=N takes longer ones"
         )
+    return lines, sequences

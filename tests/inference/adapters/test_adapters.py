@@ -40,8 +40,8 @@ def test_rows_with_other_adapters_and_none_get_what_merged_weights_give(tmp_path
         loaded = peft_directory.read(directory, model, 8)
         weights[name] = peft_files.merged(model, plain, loaded)
     prompts = fakes.prompts([5, 40, 17, 3], model.vocab_size, seed=2)
-    found = engine.generate(prompts, [_greedy(12, name) for name in weights])
-    for (name, params), prompt, answer in zip(weights.items(), prompts, found, strict=True):
+    answers = engine.generate(prompts, [_greedy(12, name) for name in weights])
+    for (name, params), prompt, answer in zip(weights.items(), prompts, answers, strict=True):
         alone = fakes.engine(model, params, "one", False, **_SIZES)
         expected = alone.generate([prompt], fakes.greedy(12))[0]
         assert answer.token_ids == expected.token_ids, name

@@ -234,10 +234,10 @@ def test_a_pause_ends_answers_and_others_wait(bounded, steered):
         before = [next(chunks) for _ in range(3)]
         control(server, "/pause?mode=abort")
         bounded.go_on()
-        rest = list(chunks)
+        later_chunks = list(chunks)
     control(server, "/resume")
-    assert rest[-1]["choices"][0]["finish_reason"] == "abort"
-    ids = ids_of([*before, *rest])
+    assert later_chunks[-1]["choices"][0]["finish_reason"] == "abort"
+    ids = ids_of([*before, *later_chunks])
     assert 3 <= len(ids) <= 50 and ids == reply(len(ids))
 
 
@@ -272,9 +272,9 @@ def test_answers_wait_while_the_engine_sleeps(bounded, steered, level):
         assert server.http.get("/health").status_code == 200
         last = first + level - 1
         assert control(server, "/wake_up")["weight_version"] == last
-        rest = list(chunks)
-    assert ids_of([*before, *rest]) == reply(100)
-    assert {version for _, _, version in versions_of([*before, *rest])} == {first, last}
+        later_chunks = list(chunks)
+    assert ids_of([*before, *later_chunks]) == reply(100)
+    assert {version for _, _, version in versions_of([*before, *later_chunks])} == {first, last}
 
 
 def test_other_weights_come_with_the_wake(bounded, steered):
@@ -399,10 +399,10 @@ def test_a_restarted_engine_has_the_weights_of_the_last():
         before = [next(chunks) for _ in range(3)]
         first.is_to_end = True
         wait_until(lambda: second.weight_version == 7)
-        rest = list(chunks)
+        later_chunks = list(chunks)
         assert second.read == ["step1"]
-    assert ids_of([*before, *rest]) == reply(100)
-    assert rest[-1]["choices"][0]["weight_versions"] == [[99, 100, 7]]
+    assert ids_of([*before, *later_chunks]) == reply(100)
+    assert later_chunks[-1]["choices"][0]["weight_versions"] == [[99, 100, 7]]
 
 
 def test_a_restarted_engine_is_paused_and_sleeps_as_the_last():
@@ -421,8 +421,8 @@ def test_a_restarted_engine_is_paused_and_sleeps_as_the_last():
         control(server, "/wake_up")
         assert not second.num_steps
         control(server, "/resume")
-        rest = list(chunks)
-    assert ids_of([*before, *rest]) == reply(100)
+        later_chunks = list(chunks)
+    assert ids_of([*before, *later_chunks]) == reply(100)
 
 
 def test_weights_that_have_gone_hold_requests_until_others_come():
@@ -443,9 +443,9 @@ def test_weights_that_have_gone_hold_requests_until_others_come():
         answer = control(server, UPDATE, 400, path="step2", weight_version=1)
         assert "weight_version must be above 1, not 1" in answer
         assert control(server, UPDATE, path="step2")["weight_version"] == 2
-        rest = list(chunks)
+        later_chunks = list(chunks)
         server.wait_ready()
-    assert ids_of([*before, *rest]) == reply(100)
+    assert ids_of([*before, *later_chunks]) == reply(100)
 
 
 @pytest.mark.parametrize("path", ["/sleep", "/wake_up"])
