@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from configs.cache import CacheSpec
 from configs.engine import Config
@@ -313,15 +313,42 @@ def cache_bytes(
         chips: along `model`, of which one is counted: beyond what can be divided, they hold copies.
         context_chips: that divide the tokens, of which one is counted.
     """
+    chip_bytes = _chip_bytes(config, context, precision, drafts, lanes, chips, context_chips)
+    return sum(num_bytes for num_bytes, _ in chip_bytes)
+
+
+def sent_cache_bytes(
+    config: ModelConfig,
+    context: int,
+    precision: Precision | None = None,
+    drafts: int = 0,
+    lanes: int = 1,
+    chips: int = 1,
+) -> float:
+    """Bytes of a sequence that a process sends to another one with as many chips along `model`:
+    what each of them has of several heads, copies included, and once what all of them have.
+    """
+    chip_bytes = _chip_bytes(config, context, precision, drafts, lanes, chips, 1)
+    return sum(num_bytes * (chips if parts > 1 else 1) for num_bytes, parts in chip_bytes)
+
+
+def _chip_bytes(
+    config: ModelConfig,
+    context: int,
+    precision: Precision | None,
+    drafts: int,
+    lanes: int,
+    chips: int,
+    context_chips: int,
+) -> Iterator[tuple[float, int]]:
+    """Of each kind of cache, bytes of a sequence on a chip, and chips that can divide it."""
     precision = precision or Precision.of(config)
-    num_bytes = 0.0
     for (spec, parts), layers in caches(config).items():
         window, chips_of_part = spec.sliding(), min(chips, parts)
         tokens = context if window is None else min(context, window)
         states = spec.bytes_per_sequence(drafts) / chips_of_part
         token_bytes = _token_bytes(spec, precision, lanes, chips_of_part)
-        num_bytes += layers * (tokens / context_chips * token_bytes + states)
-    return num_bytes
+        yield layers * (tokens / context_chips * token_bytes + states), parts
 
 
 @functools.lru_cache(maxsize=64)  # a sweep asks for the same model thousands of times

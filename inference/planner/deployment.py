@@ -176,6 +176,14 @@ class Deployment:
         """
         return self._cached(length, self.drafts, self.mesh) * self._with_draft
 
+    def sent_cache_bytes(self, length: int) -> float:
+        """Bytes of one sequence of `length` tokens that a process with this mesh sends to one with
+        as many chips along `model`.
+        """
+        return self._with_draft * cost.sent_cache_bytes(
+            self.config, length, self.formats, self.drafts, self.lanes, self.mesh.model
+        )
+
     def _on_chip(self, length: int) -> float:
         """The same of the model alone, without drafts."""
         return self._cached(length, 0, self.mesh)

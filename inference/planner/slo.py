@@ -61,7 +61,7 @@ class Disaggregated:
         apart: what the sequences see that the mesh decodes, while as many chips as one of its
             groups compute prompts.
         together: what they see on all these chips as groups that do both.
-        transfer_bytes: what moves of a prompt: each chip's, or all once by a connection.
+        transfer_bytes: what moves of a prompt: each chip's, or what a connection takes of them.
         transfer_s: how long that takes; its first token waits for it.
         saved_s: seconds of a request that pass with other requests' prompts together, none apart.
         prefill_load: share of the time that the chips of prompts compute.
@@ -164,7 +164,7 @@ def transfer_s(deployment: Deployment, context: int, bandwidth: float | None = N
 
 def _sent_bytes(deployment: Deployment, context: int, bandwidth: float | None) -> float:
     if bandwidth is not None:
-        return deployment.cache_bytes(context)
+        return deployment.sent_cache_bytes(context)
     return deployment.chip_cache_bytes(context) * deployment.mesh.model
 
 

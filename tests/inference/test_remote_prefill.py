@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 
 from configs.errors import InputError
+from configs.hardware import catalog
 from configs.mesh import ONE_CHIP, Mesh
 from configs.prefill import TOGETHER, Prefill
 from inference.engine import Engine
+from inference.planner.deployment import Deployment
 from inference.prefill import server
 from inference.prefill.leaders import Leaders
 from inference.prefill.peer import Event, Peer
@@ -154,11 +156,17 @@ def test_a_process_that_ends_and_comes_back_loses_nothing():
 
 @pytest.mark.parametrize(
     "kind, mesh",
-    [("llama", ONE_CHIP), pytest.param("deepseek", Mesh(model=2), marks=pytest.mark.long)],
+    [
+        ("llama", ONE_CHIP),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("deepseek", Mesh(model=2)), ("llama", Mesh(model=4)))
+        ),
+    ],
     ids=str,
 )
 def test_pages_that_the_decoding_side_has_do_not_come_again(kind, mesh):
-    """Nor do the copies of latents that each chip has."""
+    """Nor do the copies of latents that each chip has; copies of two heads on four chips do."""
     tiny = getattr(fakes, kind)()
     [prompt] = fakes.prompts([8 * 8 + 1], _VOCAB, seed=3)
     with (
@@ -172,7 +180,8 @@ def test_pages_that_the_decoding_side_has_do_not_come_again(kind, mesh):
         assert first == 8 * engine._prefill._page_bytes[0]
         assert second == 4 * engine._prefill._page_bytes[0]
         assert engine._prefill.sent_bytes == first + second
-        assert first == 64 * sum(tiny.page_bytes(1))
+        assert first == Deployment(tiny, catalog.get("h100"), mesh=mesh).sent_cache_bytes(64)
+        assert first == 64 * sum(tiny.page_bytes(1)) * (2 if mesh.model == 4 else 1)
         assert running[0].leaders.scheduler.counters.num_cached_tokens == 40
 
 
