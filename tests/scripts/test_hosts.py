@@ -343,7 +343,9 @@ def test_a_killed_host_ends_the_others(tmp_path):
         started = _start(count, mesh, *files)
         written = tmp_path / f"{nth}.jsonl.partial"
         victim = nth // 2 % count
-        wait_until(lambda path=written: path.exists() and len(path.read_bytes().split(b"\n")) > 2)
+        wait_until(
+            lambda path=written: path.exists() and len(path.read_bytes().split(b"\n")) > 2, 300
+        )
         time.sleep(rng.random() * 4)
         assert all(process.poll() is None for process in started), "they ended too soon"
         killed_at = time.monotonic()
