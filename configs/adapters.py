@@ -1,9 +1,13 @@
 """What adapters may change of a model, and what room for them takes."""
 
+import itertools
+
 from configs.kinds.params import ParamInfo, leaves
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from configs.settings.adapters import AdapterConfig
+
+RANKS = 16  # of which a slot has a multiple, as kernels multiply them
 
 
 def adaptable(config: ModelConfig) -> dict[str, ParamInfo]:
@@ -22,10 +26,22 @@ def num_modules(info: ParamInfo) -> int:
     return len(info.stacked) or 1
 
 
+def module_ends(info: ParamInfo) -> tuple[int, ...]:
+    """The rows before the end of each of its modules."""
+    return tuple(itertools.accumulate(info.stacked or info.shape[:1]))
+
+
 def stack_shapes(info: ParamInfo, room: AdapterConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of a matrix [F, D] the shapes of its slots' factors: A [N, P R, D] and B [N, F, P R]."""
-    (num_rows, num_columns), num_ranks = info.shape, num_modules(info) * room.rank
-    return (room.slots, num_ranks, num_columns), (room.slots, num_rows, num_ranks)
+    """Of a matrix [F, D] the shapes of its slots' factors: A [N, P R, D] and B [N, F, R], whose
+    rows meet the ranks of their own module.
+    """
+    (num_rows, num_columns), rank = info.shape, padded_rank(room)
+    return (room.slots, num_modules(info) * rank, num_columns), (room.slots, num_rows, rank)
+
+
+def padded_rank(room: AdapterConfig) -> int:
+    """Ranks that a slot has room for."""
+    return -(-room.rank // RANKS) * RANKS
 
 
 def num_bytes(config: ModelConfig, room: AdapterConfig) -> int:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from configs.precision import OUTLIER_SIZE
 from layers.backends import backends
-from layers.kernels.linear import grouped, low_bit, low_bit_product, packed
+from layers.kernels.linear import adapted_cpu, grouped, low_bit, low_bit_product, packed
 from layers.kernels.linear.adapted import Adapted
 from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.observed import Observed
@@ -183,13 +183,21 @@ class _OfAdapted(Operations):
 
     def product(self, x_TD: jax.Array) -> jax.Array:
         """Tokens' bits are independent of each other where a mixture's are."""
-        order = self.leaf.order
+        leaf, order = self.leaf, self.leaf.order
+        if adapted_cpu.takes(leaf):
+            if packed.is_packed(leaf.weight) and not packed.is_in_parts(leaf.weight):
+                return packed.product(x_TD, leaf.weight, adapted_cpu.operands(x_TD, leaf))
+            return of(leaf.weight).product(x_TD) + adapted_cpu.added(x_TD, leaf)
         if order is None:
-            low_TR = of(self.leaf.down).product(x_TD).astype(x_TD.dtype)
-            return of(self.leaf.weight).product(x_TD) + of(self.leaf.up).product(low_TR)
-        low_TR = of(self.leaf.down).grouped(x_TD[order.token_T], order.sizes_N, True)
-        added_TF = of(self.leaf.up).grouped(low_TR.astype(x_TD.dtype), order.sizes_N, True)
-        return of(self.leaf.weight).product(x_TD) + added_TF[order.place_T]
+            low_TX = of(leaf.down).product(x_TD).astype(x_TD.dtype)
+            added_TF = leaf.by_module(low_TX, leaf.up, lambda low_TR, up: of(up).product(low_TR))
+            return of(leaf.weight).product(x_TD) + added_TF
+        sizes_N = order.sizes_N
+        low_TX = of(leaf.down).grouped(x_TD[order.token_T], sizes_N, True).astype(x_TD.dtype)
+        added_TF = leaf.by_module(
+            low_TX, leaf.up, lambda low_TR, up: of(up).grouped(low_TR, sizes_N, True)
+        )
+        return of(leaf.weight).product(x_TD) + added_TF[order.place_T]
 
 
 class _OfParts(Operations):

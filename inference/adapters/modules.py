@@ -45,11 +45,12 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int], Place, R
         counts = info.stacked if len(tensors) > 1 else info.shape[:1]
         if len(tensors) != len(counts):
             continue
-        firsts = itertools.accumulate(counts, initial=0)
+        num_modules, firsts = adapters.num_modules(info), itertools.accumulate(counts, initial=0)
         for nth, (name, count, first) in enumerate(zip(tensors, counts, firsts, strict=False)):
             shape = count, info.shape[1]
             part = split.get(name, Part(name, shape, shape, _ALL))
             is_matrix = len(part.stored) == 2 and part.columns is None and not part.transposed
             if part.tensor.endswith(_WEIGHT) and is_matrix:
                 rows, columns = part.stored
-                yield part.tensor, (rows, columns), Place(path, first, shape, nth), part.rows
+                modules = range(nth, nth + 1) if len(tensors) > 1 else range(num_modules)
+                yield part.tensor, (rows, columns), Place(path, first, shape, modules), part.rows

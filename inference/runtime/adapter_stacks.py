@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,12 @@ from configs import adapters
 from configs.engine import Config
 from configs.kinds.params import ParamInfo
 from inference.runtime.adapter_weights import AdapterWeights
-from layers.kernels.linear import packed
+from layers.kernels.linear import adapted_cpu, packed
 from layers.kernels.linear.packed import Packed
 
 Leaf = jax.Array | Packed
-Stacks = dict[str, tuple[Leaf, Leaf]]  # A [N, P R, D] and B [N, F, P R], of P modules, by path
+# A [N, P R, D] and B [N, F, R], of P modules, and the ranks of each slot, i32[N], by path.
+Stacks = dict[str, tuple[Leaf, Leaf, jax.Array]]
 
 NAME = "adapters"  # among the parameters
 
@@ -25,18 +26,18 @@ def abstract(config: Config) -> Stacks:
     """Their shapes; {} where an engine has no slots."""
     room, dtype = config.engine.adapters, config.model.dtype
     packs = config.engine.kernels.linear == "ffi_cpu"
+    ranks = jax.ShapeDtypeStruct((room.slots,), jnp.int32)
 
-    def leaf(shape: tuple[int, ...]) -> Leaf:
-        abstract = packed.abstract if packs else jax.ShapeDtypeStruct
-        return cast("Leaf", abstract(shape, dtype))
-
-    def both(info: ParamInfo) -> tuple[Leaf, Leaf]:
+    def leaves(info: ParamInfo) -> tuple[object, ...]:
         down, up = adapters.stack_shapes(info, room)
-        return leaf(down), leaf(up)
+        if packs:
+            return packed.abstract(down, dtype), adapted_cpu.abstract_up(up, dtype), ranks
+        return jax.ShapeDtypeStruct(down, dtype), jax.ShapeDtypeStruct(up, dtype), ranks
 
     if not room.slots:
         return {}
-    return {path: both(info) for path, info in adapters.adaptable(config.model).items()}
+    infos = adapters.adaptable(config.model).items()
+    return {path: cast("Any", leaves(info)) for path, info in infos}
 
 
 class AdapterStacks:
@@ -67,16 +68,14 @@ class AdapterStacks:
         """Queues the copy of an adapter into a slot; `stacks` are donated."""
         self.prepare(stacks)
         assert self._write is not None
-        rank, dtype = (
-            self._config.engine.adapters.rank,
-            np.dtype(jnp.dtype(self._config.model.dtype)),
-        )
+        rank = adapters.padded_rank(self._config.engine.adapters)
+        dtype = np.dtype(jnp.dtype(self._config.model.dtype))
         packs = self._config.engine.kernels.linear == "ffi_cpu"
-        place = packed.pack if packs else jnp.asarray
-        factors = {
-            path: tuple(map(place, adapter.filled(path, info, rank, dtype)))
-            for path, info in self._infos.items()
-        }
+        factors: dict[str, tuple[object, ...]] = {}
+        for path, info in self._infos.items():
+            down, up = adapter.filled(path, info, rank, dtype)
+            both = (packed.pack(down), adapted_cpu.pack_up(up)) if packs else (down, up)
+            factors[path] = *both, np.int32(adapter.rank_of(path))
         tree = jax.tree.structure(stacks)  # of stacks, whose shapes are others
         factors = jax.tree.unflatten(tree, jax.tree.leaves(factors))
         return self._write(stacks, factors, np.int32(slot))

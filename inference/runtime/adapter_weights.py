@@ -14,12 +14,14 @@ from configs.kinds.params import ParamInfo
 
 
 class Place(NamedTuple):
-    """Where a module [F, D] is in our parameters: rows of a matrix, whose nth module it is."""
+    """Where a module [F, D] is in our parameters: rows of a matrix, and those of its modules that
+    have these rows.
+    """
 
     path: str
     first_row: int
     shape: tuple[int, int]
-    nth: int
+    modules: range
 
     @property
     def rows(self) -> slice:
@@ -52,16 +54,21 @@ class AdapterWeights:
     def filled(
         self, path: str, info: ParamInfo, rank: int, dtype: np.dtype
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Both factors of a whole matrix of P modules, [P R, D] and [F, P R]; zeros where nothing
-        is changed.
+        """Both factors of a whole matrix of P modules, [P R, D] and [F, R]; zeros where nothing is
+        changed.
         """
         (num_rows, num_columns), num_ranks = info.shape, adapters.num_modules(info) * rank
-        down, up = np.zeros((num_ranks, num_columns), dtype), np.zeros((num_rows, num_ranks), dtype)
+        down, up = np.zeros((num_ranks, num_columns), dtype), np.zeros((num_rows, rank), dtype)
         for place, factors in self._by_path.get(path, ()):
-            first = place.nth * rank
-            ranks = slice(first, first + len(factors.down_RD))
-            down[ranks], up[place.rows, ranks] = factors
+            size = len(factors.down_RD)
+            for nth in place.modules:
+                down[nth * rank : nth * rank + size] = factors.down_RD
+            up[place.rows, :size] = factors.up_FR
         return down, up
+
+    def rank_of(self, path: str) -> int:
+        """The largest rank of the modules of a matrix; 0 where nothing is changed."""
+        return max((len(both.down_RD) for _, both in self._by_path.get(path, ())), default=0)
 
     @functools.cached_property
     def _by_path(self) -> dict[str, list[tuple[Place, Factors]]]:

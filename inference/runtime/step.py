@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from configs import adapters
 from configs.engine import Config
 from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
 from inference.runtime import accepted_path, adapter_stacks, packed_output
@@ -142,7 +143,7 @@ def step(
     slot_T = ragged.slot_T
     tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
-    weights = _with_adapters(params, shape, batch, ragged)
+    weights = _with_adapters(params, config, shape, batch, ragged)
     # From here on T and Q include the fillers of `deterministic`; outputs leave them out.
     num_own = config.chip_model.num_layers  # the others are a proposer's
     hidden_TD, features, own_cache, routed = decoder.layers(
@@ -303,7 +304,9 @@ def view(
     return Ragged(tuple(rectangles), num_fillers)
 
 
-def _with_adapters(params: Params, shape: StepShape, batch: Batch, ragged: Ragged) -> Params:
+def _with_adapters(
+    params: Params, config: Config, shape: StepShape, batch: Batch, ragged: Ragged
+) -> Params:
     """The parameters with the adapters of the batch's rows, where the engine has any."""
     if batch.adapter_Y is None:
         return params
@@ -312,7 +315,9 @@ def _with_adapters(params: Params, shape: StepShape, batch: Batch, ragged: Ragge
         [jnp.repeat(decode_R, shape.decode[1]), jnp.repeat(chunk_R, shape.prefill[1])]
     )
     slot_T = jnp.pad(slot_T, (0, ragged.num_fillers), constant_values=adapted.NO_SLOT)
-    return adapted.bound(params, params[adapter_stacks.NAME], slot_T)
+    infos = adapters.adaptable(config.model).items()
+    module_ends = {path: adapters.module_ends(info) for path, info in infos}
+    return adapted.bound(params, params[adapter_stacks.NAME], module_ends, slot_T)
 
 
 def _last_of_chunks(shape: StepShape, batch: Batch) -> jax.Array:

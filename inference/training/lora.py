@@ -86,19 +86,18 @@ def model(recipe: Recipe) -> Model:
     scale, rank = training.lora_alpha / training.lora_rank, training.lora_rank
 
     def stacks(factors: Params) -> dict[str, tuple[jax.Array, jax.Array]]:
-        """A and B of each matrix, [P R, D] and [F, P R], of a module's own rows and ranks."""
+        """A and B of each matrix, [P R, D] and [F, R], of a module's own rows and ranks."""
         by_path: dict[str, tuple[jax.Array, jax.Array]] = {}
         for name, module in parts.items():
             down_RD, up_FR = factors[name][DOWN], factors[name][UP] * scale
             for place, rows in module.places:
                 info = infos[place.path]
                 num_ranks = adapters.num_modules(info) * rank
-                empty = jnp.zeros((num_ranks, info.shape[1])), jnp.zeros((info.shape[0], num_ranks))
+                empty = jnp.zeros((num_ranks, info.shape[1])), jnp.zeros((info.shape[0], rank))
                 down, up = by_path.get(place.path, empty)
-                ranks = slice(place.nth * rank, (place.nth + 1) * rank)
-                by_path[place.path] = (
-                    down.at[ranks].set(down_RD), up.at[place.rows, ranks].set(up_FR[rows])
-                )  # fmt: skip
+                for nth in place.modules:
+                    down = down.at[nth * rank : (nth + 1) * rank].set(down_RD)
+                by_path[place.path] = down, up.at[place.rows].set(up_FR[rows])
         return {
             path: (down.astype(config.dtype), up.astype(config.dtype))
             for path, (down, up) in by_path.items()
@@ -106,7 +105,8 @@ def model(recipe: Recipe) -> Model:
 
     def with_adapter(factors: Params, frozen: object) -> Params:
         assert isinstance(frozen, dict)
-        return adapted.bound(jax.lax.stop_gradient(frozen), stacks(factors))
+        module_ends = {path: adapters.module_ends(info) for path, info in infos.items()}
+        return adapted.bound(jax.lax.stop_gradient(frozen), stacks(factors), module_ends)
 
     return with_adapter
 

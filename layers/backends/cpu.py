@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from layers.backends.backend import Append, Backend, Convolution, RowKernels, StateKernel
 from layers.kernels.cpu import rows as row_kernels
 from layers.kernels.device import Device
-from layers.kernels.linear import packed
+from layers.kernels.linear import adapted_cpu, packed
 from layers.kernels.recurrence import ffi_cpu
 
 
@@ -67,8 +67,12 @@ class Cpu(XlaCpu):
     def gated_product(
         self, x_TD: jax.Array, w: Any, activation: str, dtype: str
     ) -> jax.Array | None:
-        takes = packed.multiplies_gated(w)
-        return packed.gated_product(x_TD, w, activation, dtype) if takes else None
+        adapters: tuple[jax.Array, ...] = ()
+        if adapted_cpu.takes(w):
+            w, adapters = w.weight, adapted_cpu.operands(x_TD, w)
+        if not packed.multiplies_gated(w):
+            return None
+        return packed.gated_product(x_TD, w, activation, dtype, adapters)
 
     def append(self, attention: str, shape: tuple[int, int, int], has_norms: bool) -> Append | None:
         return row_kernels.append if attention == "ffi_cpu" else None

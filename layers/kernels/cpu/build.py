@@ -33,11 +33,13 @@ _WIDE = "-mprefer-vector-width=512"
 _AMX = "-mamx-tile", "-mamx-int8"
 _FAST = "-O3"  # unless the compiler's command, or a file, names another level
 _QUICK = "-O1"  # of what only calls: a first start waits for its compilation
+_CALLED = "ffi.cc", "products.cc", "rows.cc"  # by XLA
 # File -> an architecture level, and further flags.
 Units = dict[str, tuple[str | None, tuple[str, ...]]]
 _X86: Units = {
     "dispatch.cc": ("x86-64", ()),
     "ffi.cc": ("x86-64", (_QUICK,)),
+    "products.cc": ("x86-64", (_QUICK,)),
     "rows.cc": ("x86-64", (_QUICK,)),
     "blocks.cc": ("x86-64", ()),
     "peaks.cc": ("x86-64", ()),
@@ -53,7 +55,10 @@ _X86: Units = {
     "amx_floats.cc": ("x86-64-v4", (_WIDE, "-mavx512vbmi")),
 }
 _ARM: Units = {
-    **{n: (None, ()) for n in ("dispatch.cc", "ffi.cc", "rows.cc", "blocks.cc", "peaks.cc")},
+    **{
+        name: (None, ())
+        for name in ("dispatch.cc", "ffi.cc", "products.cc", "rows.cc", "blocks.cc", "peaks.cc")
+    },
     "neon.cc": (None, ()),
     "neondotprod.cc": ("armv8.2-a+dotprod", ()),
     "neonbf16.cc": ("armv8.2-a+dotprod+i8mm+bf16", ()),
@@ -185,7 +190,7 @@ def compile_units(compiler: list[str], units: Units, folder: Path) -> list[str]:
     """Compiles files into objects in a folder; raises SubprocessError if the compiler fails."""
     commands = []
     for source, (level, flags) in units.items():
-        headers = ("-isystem", jax.ffi.include_dir()) if source in ("ffi.cc", "rows.cc") else ()
+        headers = ("-isystem", jax.ffi.include_dir()) if source in _CALLED else ()
         output = folder / Path(source).with_suffix(".o")
         fast = () if any(word.startswith("-O") for word in compiler) else (_FAST,)
         options = (*_FLAGS, *fast, *_at_level(compiler, level), *flags, *headers)

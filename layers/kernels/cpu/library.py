@@ -59,7 +59,7 @@ def load(path: Path) -> Trials:
         library.ridgeline_use.argtypes = library.ridgeline_try.argtypes = [ctypes.c_char_p]
         library.ridgeline_use.restype, library.ridgeline_try.restype = None, ctypes.c_double
         size = ctypes.c_int64
-        library.ridgeline_pack.argtypes = [ctypes.c_void_p, size, size, size, ctypes.c_void_p]
+        library.ridgeline_pack.argtypes = [ctypes.c_void_p, size, size, size, size, ctypes.c_void_p]
         library.ridgeline_pack.restype = None
         name, pointer = ctypes.c_char_p, ctypes.c_void_p
         library.ridgeline_pack_blocks.argtypes = [name, pointer, size, size, size, pointer]
@@ -113,17 +113,18 @@ def peak(instruction_set: str, type: str, seconds: float) -> float:
     return _library.ridgeline_peak(instruction_set.encode(), type.encode(), seconds)
 
 
-def pack(rows_FD: np.ndarray, strips: np.ndarray) -> None:
+def pack(rows_FD: np.ndarray, strips: np.ndarray, multiple: int = DEPTH) -> None:
     """Lays a matrix [F, D], of 2 or 4 bytes an element, out in strips, as many elements padded to
-    16 and 32; both C-contiguous. Raises ValueError for other arrays.
+    16 and to a multiple of the depth; both C-contiguous. Raises ValueError for other arrays.
     """
     assert _library is not None
     F, D = rows_FD.shape
-    room = -(-F // STRIP) * STRIP * -(-D // DEPTH) * DEPTH * rows_FD.itemsize
+    depth = -(-D // multiple) * multiple
+    room = -(-F // STRIP) * STRIP * depth * rows_FD.itemsize
     if rows_FD.itemsize not in (2, 4) or strips.nbytes != room:
         raise ValueError(f"{rows_FD.dtype} {rows_FD.shape} does not fill {strips.nbytes} bytes")
     _need_contiguous(rows_FD, strips)
-    _library.ridgeline_pack(rows_FD.ctypes.data, F, D, rows_FD.itemsize, strips.ctypes.data)
+    _library.ridgeline_pack(rows_FD.ctypes.data, F, D, depth, rows_FD.itemsize, strips.ctypes.data)
 
 
 def pack_blocks(format: str, blocks_FX: np.ndarray, D: int, strips: np.ndarray) -> None:

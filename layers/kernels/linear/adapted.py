@@ -7,7 +7,8 @@ token without an adapter zeros are added, so its result is the weight's.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -42,24 +43,55 @@ class SlotOrder:
         return cls(token_T, jnp.argsort(token_T).astype(jnp.int32), sizes_N)
 
 
-@jax.tree_util.register_dataclass
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("weight", "down", "up", "order", "ranks_N"), meta_fields=("module_ends",),
+)  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """A matrix [F, D], the stacks A [N, R, D] and B [N, F, R], and which slot each token has; or A
-    [R, D] and B [F, R], which all tokens have.
+    """A matrix [F, D] of P modules, the stacks A [N, P R, D] and B [N, F, R], whose rows meet the
+    ranks of their own module, and which slot each token has; or A [P R, D] and B [F, R], which all
+    tokens have.
+
+    Attributes:
+        module_ends: rows before the end of each module.
+        ranks_N: i32[N], how many of its ranks each slot uses.
     """
 
     weight: Any
     down: Any
     up: Any
-    order: SlotOrder | None
+    module_ends: tuple[int, ...]
+    order: SlotOrder | None = None
+    ranks_N: jax.Array | None = None
+
+    def by_module(
+        self,
+        low_TX: jax.Array,
+        up: jax.Array,
+        multiply: Callable[[jax.Array, jax.Array], jax.Array],
+    ) -> jax.Array:
+        """What `multiply` makes of the ranks and of the rows of each module: [T, F], of [T, P R]
+        and [..., F, R].
+        """
+        starts = 0, *self.module_ends[:-1]
+        ranks = jnp.split(low_TX, len(starts), axis=1)
+        parts = [
+            multiply(low_TR, up[..., start:end, :])
+            for low_TR, start, end in zip(ranks, starts, self.module_ends, strict=True)
+        ]
+        return jnp.concatenate(parts, axis=1)
 
 
 def bound(
-    params: Params, stacks: Mapping[str, tuple[Any, Any]], slot_T: jax.Array | None = None
+    params: Params,
+    stacks: Mapping[str, tuple[Any, ...]],
+    module_ends: Mapping[str, tuple[int, ...]],
+    slot_T: jax.Array | None = None,
 ) -> Params:
-    """Parameters whose leaves at the paths of `stacks`, A and B of each, have the adapters of a
-    step's tokens, which are in these slots, i32[T]; None: the one adapter that there is.
+    """Parameters whose leaves at the paths of `stacks`, A and B of each and the ranks of its slots,
+    have the adapters of a step's tokens, which are in these slots, i32[T]; None: the one adapter
+    that there is, A and B.
     """
     order = None
     if slot_T is not None:
@@ -67,7 +99,8 @@ def bound(
 
     def bind(path: str, node: Any) -> Any:
         if path in stacks:
-            return Adapted(node, *stacks[path], order)
+            down, up, *ranks = stacks[path]
+            return Adapted(node, down, up, module_ends[path], order, *ranks)
         if isinstance(node, Mapping):
             return {name: bind(f"{path}/{name}", part) for name, part in node.items()}
         if isinstance(node, list | tuple):

@@ -9,6 +9,7 @@ A stack [E, F, D], of a mixture's experts, has an axis E before these.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Self, TypeGuard, cast
 
@@ -75,18 +76,18 @@ def is_packed(node: object) -> TypeGuard[Packed]:
     return isinstance(node, Packed)
 
 
-def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
-    """Packs float32 or bfloat16 [F, D] (or a stack, [E, F, D]) by the native library; raises
-    ValueError for another dtype or rank.
+def pack(matrix_FD: jax.Array | np.ndarray, multiple: int = DEPTH) -> Packed:
+    """Packs float32 or bfloat16 [F, D] (or a stack, [E, F, D]) by the native library, D padded to a
+    multiple; raises ValueError for another dtype or rank.
     """
     rows_FD = np.ascontiguousarray(matrix_FD)
     if str(rows_FD.dtype) not in ("float32", "bfloat16") or rows_FD.ndim not in (2, 3):
         raise ValueError(f"{rows_FD.dtype} {rows_FD.shape} is no matrix of float32 or bfloat16")
-    packed = abstract(rows_FD.shape, str(rows_FD.dtype))
+    packed = abstract(rows_FD.shape, str(rows_FD.dtype), multiple)
     data = aligned(packed.data.shape, packed.data.dtype)
     pairs = zip(rows_FD, data, strict=True) if rows_FD.ndim == 3 else [(rows_FD, data)]
     for matrix, strips in pairs:
-        library.pack(matrix, strips)
+        library.pack(matrix, strips, multiple)
     return dataclasses.replace(packed, data=jax.device_put(data))
 
 
@@ -120,10 +121,10 @@ def pack_rows(rows_XX: Values, format: str, shape: tuple[int, ...]) -> Packed:
     return dataclasses.replace(packed, data=jax.device_put(data))
 
 
-def abstract(shape: tuple[int, ...], format: str) -> Packed:
+def abstract(shape: tuple[int, ...], format: str, multiple: int = DEPTH) -> Packed:
     """What packing makes of a matrix [F, D] or a stack [E, F, D], without its values."""
     *stack, F, D = shape
-    strips, depth = -(-F // STRIP), -(-D // DEPTH) * DEPTH
+    strips, depth = -(-F // STRIP), -(-D // multiple) * multiple
     if format == "float32":
         data = jax.ShapeDtypeStruct((*stack, strips, depth, STRIP), np.float32)
     elif format == "bfloat16":
@@ -134,8 +135,9 @@ def abstract(shape: tuple[int, ...], format: str) -> Packed:
     return Packed(cast("jax.Array", data), format, shape)
 
 
-def product(x_TD: jax.Array, w: Packed) -> jax.Array:
-    """x w^T, float32 [T, F], for x of float32 or bfloat16. Beside blocks x is rounded to int8, 32
+def product(x_TD: jax.Array, w: Packed, adapters: Sequence[jax.Array] = ()) -> jax.Array:
+    """x w^T, float32 [T, F], for x of float32 or bfloat16, and what adapters add (of
+    `adapted_cpu.operands`), unless w `is_in_parts`. Beside blocks x is rounded to int8, 32
     numbers by a scale, or is not (`exact`); beside `w8a8` and `w8a8_fp8` to int8 and e4m3, a token
     by a scale; beside `fp8` it stays. Under `shard_map` F is that of the strips that are here, some
     of the matrix's: columns of padding are among them unless F is a multiple of 16 times the
@@ -146,23 +148,30 @@ def product(x_TD: jax.Array, w: Packed) -> jax.Array:
         raise ValueError(f"{x_TD.shape} does not go with a packed matrix of {w.shape}")
     if FORMATS[w.format].activations == "fp8":
         x_TD = rounded_to_fp8(x_TD)
-    if _exact.value and rounds(w.format):
+    if is_in_parts(w):
+        assert not adapters
         with exact(False):
             return _sum_of_parts(product(_in_parts(x_TD), w))
     F = min(w.shape[0], w.data.shape[0] * STRIP)
     out = jax.ShapeDtypeStruct((x_TD.shape[0], F), jnp.float32)
-    return calls.call(library.LINEAR, out, x_TD, w.data, format=w.format)
+    return calls.call(library.LINEAR, out, x_TD, w.data, *adapters, format=w.format)
+
+
+def is_in_parts(w: Packed) -> bool:
+    """Whether products are sums of three, whose activations are `exact`."""
+    return _exact.value and rounds(w.format)
 
 
 def multiplies_gated(w: object) -> TypeGuard[Packed]:
     """Whether `gated_product` takes a leaf: a matrix whose halves are whole strips."""
     if not is_packed(w) or len(w.shape) != 2 or w.shape[0] % (2 * STRIP) or w.data.shape[0] % 2:
         return False
-    is_in_parts = _exact.value and rounds(w.format)
-    return not is_in_parts and FORMATS[w.format].activations != "fp8"
+    return not is_in_parts(w) and FORMATS[w.format].activations != "fp8"
 
 
-def gated_product(x_TD: jax.Array, w: Packed, activation: str, dtype: str) -> jax.Array:
+def gated_product(
+    x_TD: jax.Array, w: Packed, activation: str, dtype: str, adapters: Sequence[jax.Array] = ()
+) -> jax.Array:
     """act(gate) up of a matrix that `multiplies_gated`, [T, F / 2]: with the bits that `rows.gate`
     makes of `product`, except the sign of zeros. The product, gates first, is written nowhere.
     Types are 'float32' or 'bfloat16', activations those of `rows.GATES`.
@@ -170,7 +179,8 @@ def gated_product(x_TD: jax.Array, w: Packed, activation: str, dtype: str) -> ja
     F = min(w.shape[0], w.data.shape[0] * STRIP)
     out = jax.ShapeDtypeStruct((x_TD.shape[0], F // 2), jnp.dtype(dtype))
     code = np.int32(GATES[activation])
-    return calls.call(library.GATED, out, x_TD, w.data, format=w.format, activation=code)
+    arrays = x_TD, w.data, *adapters
+    return calls.call(library.GATED, out, *arrays, format=w.format, activation=code)
 
 
 def grouped_product(x_XD: jax.Array, w: Packed, sizes_E: jax.Array) -> jax.Array:
@@ -188,7 +198,7 @@ def grouped_product(x_XD: jax.Array, w: Packed, sizes_E: jax.Array) -> jax.Array
     E, strips = w.data.shape[:2]
     if sizes_E.shape != (E,) or sizes_E.dtype != jnp.int32:
         raise ValueError(f"{E} matrices have {E} sizes of int32, not {sizes_E.shape}")
-    if _exact.value and rounds(w.format):
+    if is_in_parts(w):
         sizes_E = 3 * jnp.clip(sizes_E, 0, len(x_XD))
         with exact(False):
             return _sum_of_parts(grouped_product(_in_parts(x_XD), w, sizes_E))

@@ -3,6 +3,7 @@
 #include "amx.h"
 
 #include "attention.h"
+#include "dpbf16.h"
 #include "product.h"
 #include "scores.h"
 
@@ -365,6 +366,7 @@ void multiply_in_session(const Product& p) {
 }  // namespace
 
 namespace ridgeline {
+constexpr Multiplier kShallow = {Activations::kBfloat16, put<InTiles>, InPairs<Dpbf16>::multiply};
 constexpr Dense kBfloat16Amx = {{Activations::kBfloat16, put<InTiles>, multiply_in_session},
-                                attend<InTiles, IntegersInTiles>, score<InTiles>};
+                                attend<InTiles, IntegersInTiles>, score<InTiles>, &kShallow};
 }

@@ -31,8 +31,10 @@ struct Product {
   int shift = 0;          // of blocks: 2^shift groups share a scale (blocks.h)
   int64_t x_padding = 0;  // elements behind each row of x
   bool y_is_far = false;  // whether y was in no near cache lately
+  int64_t strip_depth = 0;  // of a strip, if it is more than `depth`, which all rows stop at
 
   int64_t x_stride() const { return depth + x_padding; }
+  int64_t whole_depth() const { return strip_depth ? strip_depth : depth; }
 };
 
 // Elements of pages: of the queries' type, or quantized (configs/cache.py, `PageFormat`).
@@ -169,6 +171,12 @@ struct Dense {
   Multiplier multiplier;
   Attend attend;
   Score score;
+  const Multiplier* shallow_multiplier = nullptr;
+
+  // Of strips with a depth that is a multiple of 16, or with a greater one than the product's.
+  const Multiplier& shallow() const {
+    return shallow_multiplier ? *shallow_multiplier : multiplier;
+  }
 };
 
 // Weights in blocks.

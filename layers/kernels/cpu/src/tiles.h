@@ -67,7 +67,7 @@ struct Start {
   Start(const Product& p, const Part& part)
       : x((const Activation*)p.x + part.row * p.x_stride() + part.start),
         y(p.y + part.row * p.y_stride + part.strip * kStrip),
-        strip_bytes(Tiles::strip_bytes(p.depth)),
+        strip_bytes(Tiles::strip_bytes(p.whole_depth())),
         continues(p.accumulates || part.start),
         weights_((const char*)p.strips + part.strip * strip_bytes + part.start * kRowBytes) {}
 
@@ -129,7 +129,7 @@ void multiply_by_tiles(const Product& p) {
     return tiles_of<Tiles>(p.num_rows, p, {0, 0, p.num_strips, 0, p.depth, nullptr, 0});
   const int64_t groups = (p.num_rows + kRows - 1) / kRows;
   const int64_t most_next = p.is_far && Tiles::kFetchesNext ? (kStrips + groups - 1) / groups : 0;
-  const int64_t strip_bytes = Tiles::strip_bytes(p.depth);
+  const int64_t strip_bytes = Tiles::strip_bytes(p.whole_depth());
   Part part;
   for (part.strip = 0; part.strip < p.num_strips; part.strip = part.stop) {
     part.stop = least(part.strip + kStrips, p.num_strips);
