@@ -21,6 +21,6 @@ class AdapterConfig(Section):
         lower=0, upper=MOST_SLOTS,
     )  # fmt: skip
     rank: int = setting(
-        16, "Largest rank of an adapter: smaller ones take as much room and time.",
+        16, "Largest rank of an adapter. All take room for it, in multiples of 16.",
         lower=1, upper=MOST_RANKS,
     )  # fmt: skip

@@ -8,6 +8,7 @@ rank 16 on all matrices, and prompts of 500 tokens of one new token each.
 """
 
 import argparse
+import functools
 import random
 import statistics
 import time
@@ -36,15 +37,15 @@ def main() -> None:
     names = [f"adapter-{n}" for n in range(_ADAPTERS)]
     for seed, name in enumerate(names):
         adapted.adapters.add(name, _random(adapted, seed))
-    for label, seconds in (
+    for label, measure in (
         (f"a decode step of {_STREAMS} sequences", _decode_s),
         (f"{_PROMPTS} prompts of {_LONG} tokens", _prefill_s),
     ):
-        without, with_them, ratio = _compared(
-            lambda measure=seconds: measure(plain, [None]),
-            lambda measure=seconds: measure(adapted, names),
-            options.rounds,
+        base, other = (
+            functools.partial(measure, plain, [None]),
+            functools.partial(measure, adapted, names),
         )
+        without, with_them, ratio = _compared(base, other, options.rounds)
         print(
             f"{label}: {1e3 * without:.1f} ms by an engine without adapters, {1e3 * with_them:.1f} "
             f"ms with {_ADAPTERS} of rank {_RANK}, {ratio:.3f} x"

@@ -25,11 +25,13 @@ class SlotOrder:
     """The tokens of a step, sorted by the slots of their adapters, those without one last.
 
     Attributes:
+        slot_T: i32[T], the slot of each token, `NO_SLOT` without one.
         token_T: i32[T], the token at each place.
         place_T: i32[T], the place of each token.
         sizes_N: i32[N], tokens of each slot.
     """
 
+    slot_T: jax.Array
     token_T: jax.Array
     place_T: jax.Array
     sizes_N: jax.Array
@@ -40,7 +42,8 @@ class SlotOrder:
         key_T = jnp.where(slot_T == NO_SLOT, num_slots, slot_T)
         token_T = jnp.argsort(key_T, stable=True).astype(jnp.int32)
         sizes_N = (slot_T[:, None] == jnp.arange(num_slots)).sum(0, dtype=jnp.int32)
-        return cls(token_T, jnp.argsort(token_T).astype(jnp.int32), sizes_N)
+        place_T = jnp.argsort(token_T).astype(jnp.int32)
+        return cls(slot_T.astype(jnp.int32), token_T, place_T, sizes_N)
 
 
 @functools.partial(

@@ -37,7 +37,7 @@ def operands(x_TD: jax.Array, leaf: Adapted) -> tuple[jax.Array, ...]:
     assert order is not None and leaf.ranks_N is not None
     ends_P = jnp.asarray(leaf.module_ends, jnp.int32)
     return (
-        x_TD, leaf.down.data, leaf.up.data, leaf.ranks_N, order.token_T, order.sizes_N, ends_P
+        x_TD, leaf.down.data, leaf.up.data, leaf.ranks_N, order.slot_T, order.token_T, ends_P
     )  # fmt: skip
 
 

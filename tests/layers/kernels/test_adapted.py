@@ -170,10 +170,10 @@ def test_adapters_of_another_product_are_refused():
     w = packed.pack(_drawn(9, 48, 64))
     x_TD, leaf = jnp.asarray(case.x_TD), case.leaf(w)
     operands = adapted_cpu.operands(x_TD, leaf)
-    order = operands[4]
+    order = operands[5]
     for nth, wrong in (
         (0, x_TD[:3]), (0, x_TD[:, :32]), (1, operands[1][:2]), (2, operands[2][:, :1]),
-        (3, operands[3][:2]), (4, order[:3]), (4, order + 1), (6, operands[6][:0]),
+        (3, operands[3][:2]), (4, order[:3]), (5, order[:3]), (5, order + 1), (6, operands[6][:0]),
     ):  # fmt: skip
         changed = [*operands[:nth], wrong, *operands[nth + 1 :]]
         with refused("do not go with"):

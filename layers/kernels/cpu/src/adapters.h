@@ -1,9 +1,9 @@
 // Low-rank adapters (LoRA, arXiv 2106.09685) of a product's rows: B A x is added to x w^T.
 //
-// There are matrices A [P R, D] and B [F, R] for each of N slots. A matrix of P modules, one behind
-// the other, has R ranks for each of them, so that a feature reads those of its module alone. A
-// slot uses its first ranks of each. A row's sums go through its adapter's depth and then through
-// its ranks, in order, so no bit of it depends on the rows beside it.
+// Each of N slots has matrices A [P R, D] and B [F, R]. Of P modules, one behind the other, each has
+// R ranks, so that a feature reads those of its module alone. A slot uses its first ranks of each. A
+// row's sum goes through the weight's depth and then through the ranks, in order, so no bit of it
+// depends on the rows beside it.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -14,9 +14,10 @@
 
 namespace ridgeline {
 
-// Rows from `row` on, as a product takes them, with one slot's adapter.
+// Rows with one slot's adapter, one behind the other as a product takes them.
 struct Run {
-  int64_t slot, row, num_rows, rank;  // a multiple of 16
+  int64_t slot, row, num_rows;
+  int64_t rank;  // that it uses, a multiple of 16
 };
 
 // What one thread computes of A x: some rows of a run, some strips of A.
@@ -31,7 +32,7 @@ struct Adapters {
   int64_t modules, rank;          // P, R
   const char *down, *up;          // [N, P R / 16] and [N, strips] strips
   const int32_t* ends;            // [P]: the features before each module's end
-  const char* x = nullptr;        // activations of the runs' rows, `x_padding` elements apart
+  char* x = nullptr;              // activations of the runs' rows, `x_padding` elements apart
   int64_t x_padding = 0;
   char* low = nullptr;            // A x as activations: [P, rows, R]
   int64_t num_rows = 0;           // of all runs
@@ -42,6 +43,8 @@ struct Adapters {
     return down_kernels->activations == Activations::kFloat32 ? 4 : 2;
   }
   int64_t low_bytes() const { return modules * num_rows * rank * activation_bytes(); }
+
+  char* x_at(int64_t row) const { return x + row * (depth + x_padding) * activation_bytes(); }
 
   // Divides A x into pieces that are worth a claim.
   void cut(int64_t num_threads) {
@@ -63,7 +66,7 @@ struct Adapters {
                           element_bytes;
     p.num_strips = piece.num_strips;
     p.depth = depth;
-    p.x = x + piece.row * (depth + x_padding) * activation_bytes();
+    p.x = x_at(piece.row);
     p.x_padding = x_padding;
     p.num_rows = piece.num_rows;
     p.y_stride = p.num_strips * kStrip;

@@ -3,14 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
-#include <numeric>
 #include <string_view>
 #include <vector>
 
 #include "blocks.h"
 #include "dispatch.h"
-#include "memory.h"
 #include "parallel.h"
 #include "scratch.h"
 

@@ -5,16 +5,15 @@
 #include <cstring>
 #include <iterator>
 #include <numeric>
-#include <optional>
 #include <string_view>
 #include <vector>
 
-#include "adapters.h"
 #include "blocks.h"
 #include "dispatch.h"
 #include "memory.h"
 #include "parallel.h"
 #include "scratch.h"
+#include "slots.h"
 
 namespace ffi = xla::ffi;
 
@@ -62,16 +61,16 @@ const Group& group_of(const std::vector<Group>& groups, int64_t Group::* first, 
   return *std::prev(std::upper_bound(groups.begin(), groups.end(), piece, is_before));
 }
 
-// Leaves rows of zeros out of an order of the rows of a matrix of float32 or bfloat16, and appends
-// them to others.
-void leave_out_zeros(const ffi::AnyBuffer& x, std::vector<int64_t>& order,
-                     std::vector<int64_t>& zeros) {
+// Moves the rows of zeros of a matrix of float32 or bfloat16 behind the others of an order; how many
+// the others are.
+int64_t move_zeros(const ffi::AnyBuffer& x, std::vector<int64_t>& order) {
   const int64_t T = order.size(), D = x.dimensions()[1];
   const bool is_float32 = x.element_type() == ffi::DataType::F32;
   const auto is_zero = chosen().rows->is_zero;
   const char* const rows = (const char*)x.untyped_data();
   const int64_t row_bytes = D * (is_float32 ? 4 : 2);
   constexpr int64_t kAhead = 16;  // rows whose beginnings come from where other threads left them
+  std::vector<int64_t> zeros;
   int64_t num_used = 0;
   for (int64_t t = 0; t < T; t++) {
     __builtin_prefetch(rows + order[t + kAhead < T ? t + kAhead : t] * row_bytes);
@@ -80,7 +79,8 @@ void leave_out_zeros(const ffi::AnyBuffer& x, std::vector<int64_t>& order,
     else
       order[num_used++] = order[t];
   }
-  order.resize(num_used);
+  std::copy(zeros.begin(), zeros.end(), order.begin() + num_used);
+  return num_used;
 }
 
 // Whether so many rows of an order follow each other.
@@ -89,106 +89,6 @@ bool are_adjacent(const int64_t* order, int64_t count) {
     if (order[i] != order[0] + i) return false;
   return true;
 }
-
-// Adapters of rows, which the arguments of a product name behind the weight (adapters.h): x, strips
-// of A and of B, ranks [N] of each slot, rows in the order of their slots, those without one last,
-// [T], their counts [N], and the ends of modules [P].
-class Slots {
- public:
-  // Of a product with T rows and F features; false: they do not go together.
-  bool read(ffi::RemainingArgs args, int64_t T, int64_t F) {
-    using Integers = ffi::BufferR1<ffi::S32>;
-    const auto x = args.get<ffi::AnyBuffer>(0), down = args.get<ffi::AnyBuffer>(1),
-               up = args.get<ffi::AnyBuffer>(2);
-    const auto ranks = args.get<Integers>(3), order = args.get<Integers>(4),
-               sizes = args.get<Integers>(5), ends = args.get<Integers>(6);
-    if (args.size() != 7 || !x || !down || !up || !ranks || !order || !sizes || !ends) return false;
-    const bool is_float32 = up->element_type() == ffi::DataType::F32;
-    const auto x_shape = x->dimensions(), up_shape = up->dimensions();
-    if (x_shape.size() != 2 || up_shape.size() < 3 ||
-        (x->element_type() != ffi::DataType::F32 && x->element_type() != ffi::DataType::BF16) ||
-        down->element_type() != up->element_type() ||
-        (!is_float32 && up->element_type() != ffi::DataType::U16))
-      return false;
-    const Dense& kernels = *(is_float32 ? chosen().float32 : chosen().bfloat16);
-    adapters.down_kernels = &kernels.multiplier;
-    adapters.up_kernels = &kernels.shallow();
-    adapters.element_bytes = is_float32 ? 4 : 2;
-    adapters.depth = padded(x_shape[1], kDepth);
-    adapters.strips = padded(F, kStrip) / kStrip;
-    adapters.modules = ends->element_count();
-    adapters.rank = up_shape[2] * (is_float32 ? 1 : 2);
-    adapters.down = (const char*)down->untyped_data();
-    adapters.up = (const char*)up->untyped_data();
-    adapters.ends = ends->typed_data();
-    x_ = *x;
-    num_rows_ = T;
-    num_slots_ = sizes->element_count();
-    order_ = order->typed_data();
-    sizes_ = sizes->typed_data();
-    ranks_ = ranks->typed_data();
-    for (int64_t t = 0; t < T && order->element_count() == (size_t)T; t++)
-      if (order_[t] < 0 || order_[t] >= T) return false;
-    const int64_t rank_bytes = num_slots_ * kStrip * adapters.element_bytes;  // of a strip
-    const int64_t num_down = adapters.modules * adapters.rank / kStrip * adapters.depth;
-    return x_shape[0] == T && adapters.rank % kStrip == 0 && ends->element_count() &&
-           (int64_t)order->element_count() == T && (int64_t)ranks->element_count() == num_slots_ &&
-           (int64_t)down->size_bytes() == num_down * rank_bytes &&
-           (int64_t)up->size_bytes() == adapters.strips * adapters.rank * rank_bytes;
-  }
-
-  // Whether any row has ranks of an adapter.
-  bool are_used() const {
-    for (int64_t n = 0; n < num_slots_; n++)
-      if (sizes_[n] > 0 && ranks_[n] > 0) return true;
-    return false;
-  }
-
-  // The rows in the order of their slots, those of zeros last; how many there are of the others.
-  int64_t sort_rows(const ffi::AnyBuffer& x, std::vector<int64_t>& order) {
-    std::vector<int64_t> zeros, part;
-    const int32_t* next = order_;
-    int64_t remaining = num_rows_;
-    auto take = [&](int64_t count) {
-      part.assign(next, next + count);
-      next += count;
-      remaining -= count;
-      leave_out_zeros(x, part, zeros);
-      order.insert(order.end(), part.begin(), part.end());
-    };
-    for (int64_t n = 0; n < num_slots_; n++) {
-      const int64_t row = order.size();
-      take(std::min<int64_t>(std::max(sizes_[n], 0), remaining));
-      const int64_t rank = std::min(padded(std::max(ranks_[n], 0), kStrip), adapters.rank);
-      if (rank && (int64_t)order.size() > row)
-        adapters.runs.push_back({n, row, (int64_t)order.size() - row, rank});
-    }
-    adapters.num_rows = order.size();
-    take(remaining);
-    const int64_t num_used = order.size();
-    order.insert(order.end(), zeros.begin(), zeros.end());
-    return num_used;
-  }
-
-  // Puts some of the rows that have adapters where their products take them.
-  void put(int64_t first, int64_t count, const std::vector<int64_t>& order) const {
-    const int64_t D = x_->dimensions()[1], stop = std::min(first + count, adapters.num_rows);
-    const bool is_float32 = x_->element_type() == ffi::DataType::F32;
-    const int64_t row_bytes = (adapters.depth + adapters.x_padding) * adapters.activation_bytes();
-    for (int64_t row = first; row < stop; row++)
-      adapters.down_kernels->put(
-          (const char*)x_->untyped_data() + order[row] * D * (is_float32 ? 4 : 2), is_float32, D,
-          adapters.depth, (char*)adapters.x + row * row_bytes, 0);
-  }
-
-  const ffi::AnyBuffer& x() const { return *x_; }
-  Adapters adapters;
-
- private:
-  std::optional<ffi::AnyBuffer> x_;
-  int64_t num_rows_ = 0, num_slots_ = 0;
-  const int32_t *order_ = nullptr, *sizes_ = nullptr, *ranks_ = nullptr;
-};
 
 // What a product leaves: [T, F], of float32, or of either type where its features are gates and,
 // behind them, as many that they multiply.
@@ -264,23 +164,15 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     memset(y.untyped_data(), 0, T * result.row_bytes());
     return ffi::Error::Success();
   }
-  std::vector<int64_t> order, sizes;  // of rows as they are taken
+  std::vector<int64_t> order(T), sizes;  // of rows as they are taken
+  std::iota(order.begin(), order.end(), 0);
   int64_t num_used = T;
   if (given_sizes) {
     sizes = *given_sizes;
-    order.resize(T);
-    std::iota(order.begin(), order.end(), 0);
   } else {
-    std::vector<int64_t> zeros;
-    if (slots) {
-      num_used = slots->sort_rows(x, order);
-    } else {
-      order.resize(T);
-      std::iota(order.begin(), order.end(), 0);
-      leave_out_zeros(x, order, zeros);
-      num_used = order.size();
-      order.insert(order.end(), zeros.begin(), zeros.end());
-    }
+    if (slots) order = slots->order();
+    num_used = move_zeros(x, order);
+    if (slots) slots->find_runs(order, num_used);
     sizes.push_back(num_used);
   }
   constexpr int64_t kPutRows = 8, kFewRows = 4;
@@ -316,34 +208,23 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
   const auto input_type = is_float ? Activations::kFloat32 : Activations::kBfloat16;
   const bool is_ready = !strip_bytes || (type == input_type && depth == D && !padding && num_used &&
                                          are_adjacent(order.data(), num_used));
-  // Adapters take the same copies where these are what they multiply.
-  const bool shares = adapters && &kernels == adapters->down_kernels &&
-                      slots->x().untyped_data() == x.untyped_data() &&
-                      slots->x().element_type() == x.element_type();
   const int64_t copy_bytes = is_ready ? 0 : padded(bytes_of_rows(type, places, depth + padding), 64);
-  int64_t adapter_bytes = 0, low_bytes = 0, low_puts = 0;
-  if (adapters) {
-    adapters->x_padding = shares ? padding : row_padding(adapters->down_kernels->activations, depth);
-    if (!shares)
-      adapter_bytes = padded(adapters->num_rows * (depth + adapters->x_padding) *
-                                 adapters->activation_bytes(), 64);
-    low_bytes = adapters->low_bytes();
-    low_puts = shares ? 0 : (adapters->num_rows + kPutRows - 1) / kPutRows;
-    adapters->cut(pool.num_threads());
-  }
+  const bool shares = slots && slots->can_share(x, kernels);
+  const int64_t adapter_bytes = slots ? slots->bytes(shares) : 0;
   static thread_local Scratch scratch;
-  char* const memory = (char*)scratch.reserve(copy_bytes + adapter_bytes + low_bytes);
+  char* const memory = (char*)scratch.reserve(copy_bytes + adapter_bytes);
   char* const copies = is_ready ? nullptr : memory;
   if (copies) rows = copies;
   if (adapters) {
-    adapters->x = shares ? rows : memory + copy_bytes;
-    adapters->low = memory + copy_bytes + adapter_bytes;
+    slots->place(memory + copy_bytes, shares ? rows : nullptr, padding);
+    adapters->cut(pool.num_threads());
   }
-  const int64_t base_puts = copies ? puts : 0;
+  const int64_t adapter_puts = slots && !shares ? (adapters->num_rows + kPutRows - 1) / kPutRows : 0;
+  if (!copies) puts = 0;
   auto work = [&](int phase, int64_t piece) {
-    if (phase == 0 && piece >= base_puts) return slots->put((piece - base_puts) * kPutRows, kPutRows, order);
     if (phase == 1) return adapters->compute(adapters->pieces[piece]);
     if (phase == 0) {
+      if (piece >= puts) return slots->put(order, (piece - puts) * kPutRows, kPutRows);
       const Group& g = group_of(groups, &Group::first_put, piece);
       const int64_t start = (piece - g.first_put) * kPutRows;
       for (int64_t t = start; t < g.num_rows && t < start + kPutRows; t++)
@@ -405,7 +286,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     }
   };
   const int64_t low_pieces = adapters ? (int64_t)adapters->pieces.size() : 0;
-  parallel(pool, {base_puts + low_puts, low_pieces, pieces}, work);
+  parallel(pool, {puts + adapter_puts, low_pieces, pieces}, work);
   scratch.trim();
   return ffi::Error::Success();
 }
