@@ -111,7 +111,7 @@ test-sanitized: .venv/.test  ## the CPU kernels under AddressSanitizer and UBSan
 		.venv/bin/python -c 'import sys; from inference.runtime import cpu_kernels as k; k.load(); \
 			sys.exit(not k.library.is_loaded())' && \
 		.venv/bin/python -m pytest -q -p no:cacheprovider tests/layers/kernels \
-			-k "test_bounds or test_scores or test_parallel or test_packed or test_pairs or test_dispatch or test_blocks or test_rows or instruction_set or any_rectangle or any_company or test_a_cpus or ffi_cpu"; \
+			-k "test_bounds or test_scores or test_parallel or test_packed or test_adapted or test_pairs or test_dispatch or test_blocks or test_rows or instruction_set or any_rectangle or any_company or test_a_cpus or ffi_cpu"; \
 	else \
 		echo "test-sanitized: SKIPPED, there is no g++"; \
 	fi
