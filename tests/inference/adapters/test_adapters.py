@@ -1,6 +1,8 @@
 """Requests choose adapters: each gets what the model with its adapter merged would say."""
 
 import dataclasses
+import gc
+import weakref
 
 import chex
 import jax
@@ -88,6 +90,78 @@ def test_a_few_slots_serve_many_adapters_without_compiling_again(tmp_path, monke
     sequences = [fakes.sequence_of(engine, id) for id in ids]
     fakes.drain_disturbed(engine, preempt_every=7, restart_every=23)
     assert [s.output_tokens for s in sequences] == [answer.token_ids for answer in expected]
+
+
+def test_each_of_64_adapters_in_one_batch_is_as_if_alone(tmp_path):
+    model, names = fakes.llama(), [f"adapter-{n}" for n in range(64)]
+    sizes = _SIZES | {"max_seqs": 64, "decode_rows": (1, 64), "cache_bytes": 1 << 22}
+    engine = fakes.engine(model, None, "one", False, slots=64, rank=8, **sizes)
+    _loaded(tmp_path, model, names, engine=engine)
+    prompts = fakes.prompts([9] * 64, model.vocab_size, seed=2)
+    params = [_greedy(4, name) for name in names]
+    together = engine.generate(prompts, params)
+    engine.rebuild()  # nothing is cached
+    for prompt, one, expected in zip(prompts, params, together, strict=True):
+        [alone] = engine.generate([prompt], [one])
+        assert (alone.token_ids, alone.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+def _random_traffic(engine, directory, num_requests, generator):
+    """(prompt, adapter, answer) of requests that come while others are aborted or preempted, and
+    adapters unloaded and loaded anew.
+    """
+    names, scheduler, sequences = engine.adapters.names, engine.scheduler, []
+    lengths = generator.integers(3, 30, num_requests)
+    prompts = fakes.prompts(lengths, engine.config.model.vocab_size, seed=2)
+    chosen = generator.choice(names, num_requests).tolist()
+    for prompt, name in zip(prompts, chosen, strict=True):
+        if name not in engine.adapters.names:
+            engine.adapters.load(name, directory / name)
+        id = engine.add_request(prompt, _greedy(int(generator.integers(1, 8)), name))
+        sequences.append(fakes.sequence_of(engine, id))
+        if generator.random() < 0.2:
+            engine.adapters.unload(name)  # the request goes on
+        if generator.random() < 0.1:
+            engine.abort(id)
+        if scheduler.running and generator.random() < 0.1:
+            scheduler.preempt(scheduler.running[generator.integers(len(scheduler.running))])
+        engine.step()
+        scheduler.check_integrity()
+    fakes.drain(engine)
+    assert not scheduler.running and not scheduler.waiting
+    answers = [sequence.output_tokens for sequence in sequences]
+    return list(zip(prompts, chosen, answers, strict=True))
+
+
+@pytest.mark.parametrize("num_adapters, num_slots, num_requests", [
+    (40, 4, 40),
+    pytest.param(1000, 32, 1500, marks=[pytest.mark.long, pytest.mark.timeout(1200)]),
+])  # fmt: skip
+def test_random_traffic_over_many_adapters_leaves_nothing_behind(
+    tmp_path, monkeypatch, num_adapters, num_slots, num_requests
+):
+    model, generator = fakes.llama(), np.random.default_rng(0)
+    sizes = _SIZES | {"max_seqs": 8, "decode_rows": (8,)}
+    engine = fakes.engine(model, None, "one", False, slots=num_slots, rank=4, **sizes)
+    names = [f"adapter-{n}" for n in range(num_adapters)]
+    _loaded(tmp_path, model, names, rank=4, engine=engine)
+    engine.warm_up()
+    monkeypatch.setattr(step, "step", chex.assert_max_traces(step.step, 0))
+    traffic = _random_traffic(engine, tmp_path, num_requests, generator)
+    assert sum(bool(answer) for _, _, answer in traffic) > 0.8 * num_requests
+    for name in {*names} - {*engine.adapters.names}:
+        engine.adapters.load(name, tmp_path / name)
+    for nth in generator.choice(num_requests, 30, replace=False):
+        prompt, name, answer = traffic[nth]
+        engine.rebuild()  # nothing is cached
+        [alone] = engine.generate([prompt], [_greedy(8, name)])
+        assert alone.token_ids[: len(answer)] == answer
+    weights = [weakref.ref(engine.adapters.find(name)) for name in names]
+    for name in names:
+        engine.adapters.unload(name)
+    gc.collect()
+    assert not any(reference() for reference in weights)
+    assert not engine.scheduler._adapters._users
 
 
 def test_who_waits_for_a_slot_is_overtaken_a_few_times(tmp_path):
