@@ -1,5 +1,6 @@
 """What adapters may change of a model, and what room for them takes."""
 
+import dataclasses
 import itertools
 
 from configs.kinds.params import ParamInfo, leaves
@@ -11,12 +12,12 @@ RANKS = 16  # of which a slot has a multiple, as kernels multiply them
 
 
 def adaptable(config: ModelConfig) -> dict[str, ParamInfo]:
-    """Declarations of the matrices that adapters may change, by path: those that all tokens of a
-    layer meet.
+    """Declarations of the matrices that adapters may change, by path, whatever formats they have:
+    those that all tokens of a layer meet.
     """
     return {
         "/".join(path): info
-        for path, info in leaves(config.parameters())
+        for path, info in leaves(dataclasses.replace(config, formats=()).parameters())
         if path[0] == "layers" and info.is_multiplied and len(info.shape) == 2
     }
 
@@ -31,12 +32,17 @@ def module_ends(info: ParamInfo) -> tuple[int, ...]:
     return tuple(itertools.accumulate(info.stacked or info.shape[:1]))
 
 
-def stack_shapes(info: ParamInfo, room: AdapterConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of a matrix [F, D] the shapes of its slots' factors: A [N, P R, D] and B [N, F, R], whose
-    rows meet the ranks of their own module.
+def factors(info: ParamInfo, room: AdapterConfig) -> tuple[ParamInfo, ParamInfo]:
+    """Declarations of what a slot has of a matrix [F, D]: A [P R, D] and B [F, R], whose rows meet
+    the ranks of their own module. Chips divide their long sides as they divide the matrix.
     """
     (num_rows, num_columns), rank = info.shape, padded_rank(room)
-    return (room.slots, num_modules(info) * rank, num_columns), (room.slots, num_rows, rank)
+    rows, columns = info.logical_axes
+    down = dataclasses.replace(
+        info, shape=(num_modules(info) * rank, num_columns), logical_axes=(None, columns),
+        stacked=(), kv_heads=0,
+    )  # fmt: skip
+    return down, dataclasses.replace(info, shape=(num_rows, rank), logical_axes=(rows, None))
 
 
 def padded_rank(room: AdapterConfig) -> int:
@@ -47,8 +53,8 @@ def padded_rank(room: AdapterConfig) -> int:
 def num_bytes(config: ModelConfig, room: AdapterConfig) -> int:
     """Bytes of all slots, which have the model's type."""
     elements = sum(
-        slots * rows * columns
+        room.slots * factor.elements
         for info in adaptable(config).values()
-        for slots, rows, columns in stack_shapes(info, room)
+        for factor in factors(info, room)
     )
     return round(FORMATS[config.dtype].bytes_for(elements, 1))

@@ -156,11 +156,10 @@ class Config:
             heads.check_branches(self.cached_model)
         if requests.prompt_budgets:
             check_budgets(self.model, drafts.proposer, self.num_chips, self.prefill.hosts)
-        if self.engine.adapters.slots and (self.mesh.num_chips > 1 or self.prefill.is_apart):
-            where = "prefill apart" if self.prefill.is_apart else f"mesh {self.mesh}"
+        if self.engine.adapters.slots and self.prefill.is_apart:
             raise InputError(
-                f"engine.adapters.slots={self.engine.adapters.slots}: adapters go with one chip "
-                f"that does all, not with {where}"
+                f"engine.adapters.slots={self.engine.adapters.slots}: adapters go with chips that "
+                "do all, not with prefill apart; leave prefill.chips and prefill.hosts out"
             )
         limit, vocab = self.engine.max_context, self.model.vocab_size
         if limit is not None and not 1 <= limit <= self.model.max_context:

@@ -15,6 +15,7 @@ from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.settings.section import paths
 from inference import new_weights
+from inference.adapters.table import tell_hosts
 from inference.checkpoints import classifiers, flax_tree, resolve, weight_formats
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
@@ -57,9 +58,8 @@ class Engine(PromptRunner):
         expected: Iterable[StepShape] = (),
         executables: Path | None = None,
     ):
-        """`params`, `expected` and `executables` as `ModelRunner` takes them; `eos_ids` end every
-        sequence whose request does not ignore them; `why_no_text` begins the error for a text where
-        there is no tokenizer.
+        """`params`, `expected` and `executables` as `ModelRunner` takes them; `eos_ids` end each
+        sequence whose request reads them; `why_no_text` begins errors where no tokenizer is there.
         """
         expected, prompts = worker.divide(config, expected)
         self.model_runner = ModelRunner(config, params, expected, executables=executables)
@@ -68,6 +68,7 @@ class Engine(PromptRunner):
         self.eos_ids = eos_ids if isinstance(eos_ids, Set) else frozenset(eos_ids)
         self.input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
         self.adapters = self.input_processor.adapters
+        self.adapters.before_change = tell_hosts
         self.scheduler = Scheduler(config, *cache_policy.of_caches(config))
         if config.engine.drafts.adapt_drafts:
             self.scheduler.draft_policy = AdaptiveDrafts(config.engine)

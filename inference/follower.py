@@ -17,7 +17,7 @@ from sharding import hosts
 
 def follow(engine: Engine) -> NoReturn:
     """Does what host 0 sends; the process ends with it (`hosts`). Raises a `RuntimeError` if hosts
-    are out of step.
+    are out of step, InputError for an adapter that is not the same here.
     """
     # Host 0 has refused what is refused here: it goes on, with the same requests.
     refused = contextlib.suppress(InputError)
@@ -38,10 +38,23 @@ def follow(engine: Engine) -> NoReturn:
                 engine.retain(*arguments)
             case "step":
                 engine.step(*arguments)
+            case "load_adapter":
+                _load_adapter(engine, *arguments)
+            case "unload_adapter":
+                engine.adapters.unload(*arguments)
             case "rebuild":
                 engine.rebuild()
             case "warm_up":
                 engine.warm_up(seals=arguments[0])
+
+
+def _load_adapter(engine: Engine, name: str, path: str, digest: str) -> None:
+    adapter = engine.adapters.read(path)
+    if adapter.digest != digest:
+        raise InputError(
+            f"{path}: is another adapter than on host 0; give all hosts the same files"
+        )
+    engine.adapters.add(name, adapter)
 
 
 def prepared(config: Config) -> Config:

@@ -75,7 +75,7 @@ def read(directory: Path, config: ModelConfig, most_ranks: int) -> AdapterWeight
             f"{source.label}: has rank {rank}, the engine's adapters at most {most_ranks}: set "
             f"engine.adapters.rank={rank}"
         )
-    return AdapterWeights(directory.name, _digest(path, directory / WEIGHTS), rank, factors)
+    return AdapterWeights(directory, _digest(path, directory / WEIGHTS), rank, factors)
 
 
 def write(

@@ -1,22 +1,27 @@
 """The adapters that an engine knows, by the names that requests give."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from configs.engine import Config
 from configs.errors import InputError, shown
 from inference.adapters import peft_directory
 from inference.runtime.adapter_weights import AdapterWeights
+from sharding import hosts
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 
 class AdapterTable:
-    """Adapters in host memory, as many as there is room for."""
+    """Adapters in host memory, as many as there is room for. It calls `before_change` with a name
+    and what it stands for from now on, None: nothing.
+    """
 
     def __init__(self, config: Config):
         self._config = config
         self._adapters: dict[str, AdapterWeights] = {}
+        self.before_change: Callable[[str, AdapterWeights | None], None] = lambda *_: None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -43,11 +48,13 @@ class AdapterTable:
             raise InputError(
                 f"an adapter is named by letters, digits and . _ - /, not {shown(name)}"
             )
+        self.before_change(name, adapter)
         self._adapters[name] = adapter
 
     def unload(self, name: str) -> None:
         """Forgets an adapter; requests that have it go on. Raises InputError if it is not there."""
         self.find(name)
+        self.before_change(name, None)
         del self._adapters[name]
 
     def get(self, name: str | None) -> AdapterWeights | None:
@@ -60,3 +67,11 @@ class AdapterTable:
             valid = ", ".join(self._adapters) or "none is loaded"
             raise InputError(f"there is no adapter {shown(name)}; valid: {valid}")
         return self._adapters[name]
+
+
+def tell_hosts(name: str, adapter: AdapterWeights | None) -> None:
+    """Tells other hosts what a name stands for, as `AdapterTable.before_change`."""
+    if adapter is None:
+        hosts.current().tell("unload_adapter", name)
+    else:
+        hosts.current().tell("load_adapter", name, str(adapter.path), adapter.digest)

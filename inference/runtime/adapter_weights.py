@@ -5,6 +5,7 @@ it may change.
 import dataclasses
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -40,13 +41,13 @@ class AdapterWeights:
     """An adapter.
 
     Attributes:
-        name: of its directory, for messages.
-        digest: SHA-256 of its file: names what it makes of a prompt.
+        path: where it was read.
+        digest: SHA-256 of its files: names what it makes of a prompt.
         rank: the largest of its modules'.
         factors: of each module that it changes.
     """
 
-    name: str
+    path: Path
     digest: str
     rank: int
     factors: Mapping[Place, Factors]

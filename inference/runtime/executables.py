@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered
 
 from configs.engine import Config
+from inference.runtime import adapter_stacks, compilation_cache, step
 from inference.runtime import batch as batches
-from inference.runtime import compilation_cache, step
 from inference.runtime.packed_output import PackedOutput
 from inference.runtime.serialization.files import ExecutableFiles
 from inference.runtime.serialization.loaded import LoadedExecutable
@@ -171,7 +171,9 @@ class Executables:
         function: Callable[..., Outputs] = functools.partial(
             step.step, config=self._config, shape=shape, attention=self._attention
         )
-        weights = None if self._mesh is None else linear.specs(self._config)
+        weights = None
+        if self._mesh is not None:
+            weights = linear.specs(self._config) | adapter_stacks.specs(self._config)
         in_specs, output = (weights, self._cache_specs, EACH_GROUP, EACH_GROUP), EACH_GROUP
         if self._mesh and self._mesh.is_multi_process and self._config.mesh.num_groups > 1:
             function, output = _with_all_outputs(function), ALIKE

@@ -101,7 +101,7 @@ _BESIDE = _DRAFT, adapter_stacks.NAME  # the target's parameters
 def abstract_params(config: Config, mesh: jax.sharding.Mesh | None = None) -> Params:
     """Shapes of parameters as an engine's products read them, over the chips of a mesh."""
     target = linear.abstract(config, decoder.param_infos(config.model), mesh)
-    if stacks := adapter_stacks.abstract(config):
+    if stacks := adapter_stacks.abstract(config, mesh):
         target |= {adapter_stacks.NAME: stacks}
     if config.draft is None:
         return target
@@ -140,7 +140,7 @@ class ModelRunner:
         self.config, self._attention = for_this_device(config)
         self._backend = backends.of(target_device(), self.config.engine.kernels.linear)
         self._mesh = mesh or meshes.of(self.config.mesh)
-        self._adapters = AdapterStacks(self.config)
+        self._adapters = AdapterStacks(self.config, self._mesh)
         values = abstract_params(self.config, self._mesh) if callable(params) else self.pack(params)
         slots = step.init_slots(self.config)
         cache = kv_cache.abstract(*cache_arguments(self.config, self._attention))

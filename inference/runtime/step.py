@@ -315,7 +315,7 @@ def _with_adapters(
         [jnp.repeat(decode_R, shape.decode[1]), jnp.repeat(chunk_R, shape.prefill[1])]
     )
     slot_T = jnp.pad(slot_T, (0, ragged.num_fillers), constant_values=adapted.NO_SLOT)
-    infos = adapters.adaptable(config.model).items()
+    infos = adapters.adaptable(config.chip_model).items()
     module_ends = {path: adapters.module_ends(info) for path, info in infos}
     return adapted.bound(params, params[adapter_stacks.NAME], module_ends, slot_T)
 

@@ -16,12 +16,17 @@ from unittest.mock import Mock
 
 import pytest
 
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.mesh import Mesh
 from inference import follower
+from inference.adapters.table import AdapterTable, tell_hosts
+from inference.checkpoints import resolve
 from inference.request import SamplingParams
 from sharding import hosts, links
 from sharding import mesh as meshes
+from tests import fakes
+from tests.inference.adapters import peft_files
 from tests.inference.server.running import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +111,27 @@ def test_a_follower_refuses_what_host_0_refuses_and_nothing_else(pair, monkeypat
     with pytest.raises(InputError, match="no pages"):
         follower.follow(engine)
     engine.abort.assert_called_once_with(1)
+
+
+def test_a_follower_has_the_adapters_of_host_0_and_no_others(pair, monkeypatch, tmp_path):
+    first, second = pair
+    model = fakes.llama()
+    here, other, there = (
+        peft_files.write(tmp_path / str(seed), model, seed=seed) for seed in range(3)
+    )
+    table = AdapterTable(Config(model, EngineConfig.of(slots=1)))
+    table.before_change = tell_hosts
+    monkeypatch.setattr(hosts, "_current", first)
+    table.load("stays", here)
+    table.load("goes", other)
+    table.unload("goes")
+    table.load("differs", there)
+    monkeypatch.setattr(hosts, "_current", second)
+    peft_files.write(there, model, seed=3)
+    engine = Mock(adapters=AdapterTable(table._config))
+    with pytest.raises(InputError, match=f"{there}: is another adapter than on host 0; give all"):
+        follower.follow(engine)
+    assert engine.adapters.names == ("stays",)
 
 
 def test_alone_nothing_is_said():
@@ -303,6 +329,18 @@ def _mixed(path):
     ]  # fmt: skip
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return f"--input={path}"
+
+
+@pytest.mark.long
+def test_processes_answer_with_an_adapter_that_all_have(tmp_path):
+    model = resolve.resolve(str(MODEL)).config
+    adapter = peft_files.write(tmp_path / "adapter", model)
+    asked = _mixed(tmp_path / "mixed.jsonl"), "--json", f"--adapter={adapter}"
+    alone = subprocess.run(_command("model=2", *asked), capture_output=True, text=True, cwd=ROOT)
+    started = _start(2, "model=2", *asked)
+    ended = [process.communicate(timeout=300) for process in started]
+    assert [process.returncode for process in started] == [0, 0], ended
+    assert _tokens(ended[0][0]) == _tokens(alone.stdout)
 
 
 def _tokens(text):

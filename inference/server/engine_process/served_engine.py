@@ -19,6 +19,7 @@ from inference.server.engine_process.plan_facts import plan_facts
 from inference.server.engine_process.step_figures import StepFigures
 from inference.server.frames import Heartbeat, Loaded, TextFacts
 from inference.server.version import version
+from sharding import hosts
 
 _PAUSE_S = 1e-3
 
@@ -106,6 +107,7 @@ class ServedEngine:
         self._engine.update_params(new, keeps_pages, version=version)
 
     def read_adapter(self, path: str) -> AdapterWeights:
+        hosts.current().check_alone("loading adapters while requests are served")
         return self._engine.adapters.read(mirror.whole(path))
 
     def add_adapter(self, name: str, adapter: AdapterWeights) -> None:
