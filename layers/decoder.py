@@ -373,7 +373,8 @@ def _added(
 def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Array:
     """Head over packed rows: float32 [Q, V], on a mesh the chip's part of it."""
     with jax.named_scope("head"):
-        logits_QV = linear(hidden_QD, (params["embed"] if config.tied else params["head"])["table"])
+        head = params["head"] if "table" in params.get("head", ()) else params["embed"]
+        logits_QV = linear(hidden_QD, head["table"])
         if config.has_head_bias:
             logits_QV = add_bias(logits_QV, params["head"], "table_bias")
         logits_QV *= config.logit_scale

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from configs.precision import OUTLIER_SIZE
 from layers.backends import backends
 from layers.kernels.linear import adapted_cpu, grouped, low_bit, low_bit_product, packed
-from layers.kernels.linear.adapted import Adapted
+from layers.kernels.linear.adapted import Adapted, AdaptedStack, AdaptedTable
 from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.observed import Observed
 from layers.kernels.linear.packed import Packed
@@ -24,7 +24,7 @@ _LANES = 128  # of a TPU's tiles
 
 Leaf = jax.Array | Packed | Quantized | Observed
 # A stack whose parts have different formats is a tuple of them, a matrix with outliers a mapping.
-Weight = Leaf | Adapted | tuple[Leaf, ...] | Mapping[str, Leaf]
+Weight = Leaf | Adapted | AdaptedStack | AdaptedTable | tuple[Leaf, ...] | Mapping[str, Leaf]
 
 
 class Operations:
@@ -200,6 +200,41 @@ class _OfAdapted(Operations):
         return of(leaf.weight).product(x_TD) + added_TF[order.place_T]
 
 
+@dataclasses.dataclass(frozen=True)
+class _OfAdaptedStack(Operations):
+    leaf: AdaptedStack
+
+    def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
+        matrix_X = group_of_rows(sizes_E, len(x_XD))
+        added_XF = self._added(x_XD, self.leaf.slot_X, matrix_X, len(sizes_E))
+        return of(self.leaf.weight).grouped(x_XD, sizes_E, deterministic) + added_XF
+
+    def stacked(self, x_ETD: jax.Array) -> jax.Array:
+        E, T, D = x_ETD.shape
+        slot_X, matrix_X = jnp.tile(self.leaf.slot_X, E), jnp.repeat(jnp.arange(E), T)
+        added_XF = self._added(x_ETD.reshape(E * T, D), slot_X, matrix_X, E)
+        return of(self.leaf.weight).stacked(x_ETD) + added_XF.reshape(E, T, -1)
+
+    def _added(
+        self, x_XD: jax.Array, slot_X: jax.Array, matrix_X: jax.Array, num_matrices: int
+    ) -> jax.Array:
+        order = self.leaf.order_of(slot_X, matrix_X, num_matrices)
+        low_XR = of(self.leaf.down).grouped(x_XD[order.token_T], order.sizes_N, True)
+        added_XF = of(self.leaf.up).grouped(low_XR.astype(x_XD.dtype), order.sizes_N, True)
+        return added_XF[order.place_T]
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfAdaptedTable(Operations):
+    leaf: AdaptedTable
+
+    def rows(self, ids_T: jax.Array) -> jax.Array:
+        up, order = self.leaf.up, self.leaf.order
+        low_TR = up[jnp.maximum(order.slot_T, 0), ids_T]
+        added_TD = of(self.leaf.down).grouped(low_TR[order.token_T], order.sizes_N, True)
+        return of(self.leaf.weight).rows(ids_T) + added_TD[order.place_T]
+
+
 class _OfParts(Operations):
     """Matrices over the same inputs, one below the other."""
 
@@ -244,6 +279,8 @@ _OPERATIONS: dict[type, Callable[[Any], Operations]] = {
     Quantized: _OfQuantized,
     Observed: _OfObserved,
     Adapted: _OfAdapted,
+    AdaptedStack: _OfAdaptedStack,
+    AdaptedTable: _OfAdaptedTable,
     tuple: _OfParts,
     dict: _WithOutliers,
 }

@@ -52,8 +52,8 @@ _BATCH_DIR = flags.DEFINE_string(
 )  # fmt: skip
 _ADAPTERS = flags.DEFINE_string(
     "adapters", None,
-    "Folder of LoRA adapters, each in one of its own as the peft package writes it: clients choose "
-    "one by that name in place of the model's.",
+    "Folder of LoRA adapters, each in one of its own as the peft package writes it, or a .gguf "
+    "file: clients choose one by that name in place of the model's.",
 )  # fmt: skip
 _ROLE = flags.DEFINE_enum(
     "role", None, ["prefill", "decode"],

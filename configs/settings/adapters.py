@@ -3,9 +3,11 @@
 import dataclasses
 from typing import ClassVar
 
+from configs.errors import InputError, shown
 from configs.settings.section import Section, setting
 
 MOST_SLOTS, MOST_RANKS = 256, 256
+EXTRAS = "vocab", "latents", "experts"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,3 +26,15 @@ class AdapterConfig(Section):
         16, "Largest rank of an adapter. All take room for it, in multiples of 16.",
         lower=1, upper=MOST_RANKS,
     )  # fmt: skip
+    extras: tuple[str, ...] = setting(
+        (), "What adapters may change in addition to the matrices of layers that all tokens meet: "
+        "vocab (embeddings and head), latents (kv_b_proj of latent attention), experts (routed).",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.extras:
+            if name not in EXTRAS:
+                raise InputError(
+                    f"{self.path}.extras={shown(name)}: must be of {', '.join(EXTRAS)}"
+                )

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from configs import adapters
+from configs.errors import InputError
 from inference.checkpoints import load, names
 from inference.checkpoints.checkpoint import Checkpoint, Contents, NewCheckpoint
 from inference.checkpoints.tensor_source import TensorSource
@@ -25,15 +27,21 @@ def checkpoint(base: Checkpoint, adapter: AdapterWeights) -> NewCheckpoint:
     """A checkpoint of the same model, whose numbers are sums in float32; blocks become numbers.
 
     Raises:
-        InputError: the checkpoint does not hold its model.
+        InputError: the checkpoint does not hold its model, or the adapter changes one use of a
+            table that is both embedding and head.
     """
     stored, config = base.contents(), dataclasses.replace(base.config, formats=())
     infos = params.flatten(decoder.param_infos(config))
     load.check(infos, stored.source, stored.name_map)
     changed = {place.path for place in adapter.factors}
+    if config.tied and changed & {adapters.EMBEDDING, adapters.HEAD}:
+        raise InputError(
+            f"{adapter.path}: changes the embedding or the head of {config.name}, which are one "
+            "table: no merged model has both; serve the adapter beside its model (serve --adapters)"
+        )
 
     def stream(path: str) -> Iterator[np.ndarray]:
-        first, delta_FD = 0, _delta(adapter, path, infos[path].shape) if path in changed else None
+        first, delta_FD = 0, _delta(adapter, path, infos[path].in_rows) if path in changed else None
         for rows in load.rows_of(stored.source, stored.name_map(path)):
             if delta_FD is not None:
                 rows = rows.astype(np.float32) + delta_FD[first : first + len(rows)]

@@ -2,7 +2,7 @@
 adapter_model.safetensors.
 """
 
-import hashlib
+import functools
 import json
 import math
 import re
@@ -14,13 +14,17 @@ import numpy as np
 
 from configs.errors import InputError, shown
 from configs.model import ModelConfig
-from inference.adapters.modules import Module, modules_of
+from configs.settings.adapters import EXTRAS, AdapterConfig
+from inference.adapters import fused_experts, stored
+from inference.adapters.modules import modules_of
+from inference.adapters.stored import MOST_ALPHA, Stored
 from inference.checkpoints import mapped, safetensors_file
-from inference.checkpoints.tensor_source import TensorSource
-from inference.runtime.adapter_weights import AdapterWeights, Factors, Place
+from inference.runtime.adapter_weights import AdapterWeights
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _DOWN, _UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+_ENDINGS = (_DOWN, _UP), (".lora_embedding_A", ".lora_embedding_B")
+_COPY = ".base_layer.weight"
 # What is read, or decides how an adapter was trained; all else, known or not, must be neutral.
 _READ = {
     *("alpha_pattern", "lora_alpha", "peft_type", "use_rslora"),
@@ -28,54 +32,33 @@ _READ = {
     *("ensure_weight_tying", "exclude_modules", "fan_in_fan_out", "layers_pattern"),
     *("layers_to_transform", "lora_dropout", "megatron_config", "megatron_core", "r"),
     *("qalora_group_size", "rank_pattern", "runtime_config", "target_modules", "task_type"),
-    *("eva_config", "init_lora_weights"),
+    *("eva_config", "init_lora_weights", "target_parameters"),
 }
 _NEUTRAL: tuple[object, ...] = None, False, "none", {}, []
 # They change the model's own weights, too, before training begins.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-_MOST_ALPHA = 1 << 20
-_HASHED_BYTES = 16 << 20  # at a time
 
 
-def rank(directory: Path) -> int:
-    """The largest rank in the header of an adapter; raises InputError as `read`, which checks the
-    rest.
+def room(directory: Path, config: ModelConfig) -> AdapterConfig:
+    """The room that an adapter of a model takes, by its header; raises InputError as `read`, which
+    checks the rest.
     """
     _check_settings(directory / CONFIG, _settings(directory))
-    shapes = safetensors_file.open_file(directory / WEIGHTS).shapes
-    downs = (shape for name, shape in shapes.items() if name.endswith(_DOWN))
-    return max((shape[0] for shape in downs if shape), default=1)
+    return stored.room(_stored(directory, config), config.name)
 
 
-def read(directory: Path, config: ModelConfig, most_ranks: int) -> AdapterWeights:
-    """An adapter of a model, checked.
-
-    Args:
-        most_ranks: the largest rank that there is room for.
+def read(directory: Path, config: ModelConfig, room: AdapterConfig) -> AdapterWeights:
+    """An adapter of a model, checked, for which there is so much room.
 
     Raises:
-        InputError: it is no LoRA adapter of this model, or not sound.
+        InputError: it is no LoRA adapter of this model, or not sound, or there is less room.
     """
     path, settings = directory / CONFIG, _settings(directory)
     _check_settings(path, settings)
-    source = safetensors_file.open_file(directory / WEIGHTS)
-    modules, factors = modules_of(config), dict[Place, Factors]()
-    for name in _adapted(source):
-        if (module := modules.get(name)) is None:
-            endings = sorted({module.rpartition(".")[2] for module in modules})
-            raise InputError(
-                f"{source.label}: adapts {shown(name)}, which {config.name} has not, or which "
-                f"takes no adapters; those that do end in {', '.join(endings)}"
-            )
-        down_RD, up_FR = _factors(source, name, module, settings)
-        factors |= {place: Factors(down_RD, up_FR[rows]) for place, rows in module.places}
-    rank = max(len(down_RD) for down_RD, _ in factors.values())
-    if rank > most_ranks:
-        raise InputError(
-            f"{source.label}: has rank {rank}, the engine's adapters at most {most_ranks}: set "
-            f"engine.adapters.rank={rank}"
-        )
-    return AdapterWeights(directory, _digest(path, directory / WEIGHTS), rank, factors)
+    factors = _stored(directory, config)
+    digest = stored.digest(path, directory / WEIGHTS)
+    scale = functools.partial(_scale, settings=settings)
+    return stored.read(factors, config.name, room, directory, digest, scale)
 
 
 def write(
@@ -135,10 +118,15 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
     alphas = {f"alpha_pattern of {shown(name)}": value for name, value in pattern.items()}
     for name, value in {"lora_alpha": settings.get("lora_alpha"), **alphas}.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 < value <= _MOST_ALPHA:
+        if not is_number or not 0 < value <= MOST_ALPHA:
             raise InputError(
-                f"{path}: {name} is a number above 0, at most {_MOST_ALPHA}, not {shown(value)}"
+                f"{path}: {name} is a number above 0, at most {MOST_ALPHA}, not {shown(value)}"
             )
+    if pattern and settings.get("target_parameters"):
+        raise InputError(
+            f"{path}: alpha_pattern with target_parameters is not supported: merge such an adapter "
+            "with its model, and load the result"
+        )
     for name in pattern:
         try:
             _pattern(name)
@@ -148,46 +136,25 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
             ) from None
 
 
-def _adapted(source: TensorSource) -> list[str]:
-    """The names of modules that a file adapts, each with both of its factors."""
-    names = dict.fromkeys(
-        tensor.removeprefix(_PREFIX).removesuffix(ending)
-        for tensor in source.shapes
-        for ending in (_DOWN, _UP)
-        if tensor.endswith(ending)
-    )
-    expected = {f"{_PREFIX}{name}{ending}" for name in names for ending in (_DOWN, _UP)}
-    for tensor in sorted(expected ^ source.shapes.keys()):
-        what = "is missing" if tensor in expected else "is no factor of LoRA, and would be lost"
-        raise InputError(f"{source.label}: tensor {shown(tensor)} {what}")
-    if not names:
-        raise InputError(f"{source.label}: adapts nothing")
-    return [*names]
-
-
-def _factors(
-    source: TensorSource, name: str, module: Module, settings: Mapping[str, Any]
-) -> Factors:
-    (rows, columns), matrices = module.shape, []
-    for ending in (_DOWN, _UP):
-        tensor = f"{_PREFIX}{name}{ending}"
-        shape = source.shapes[tensor]
-        if len(shape) != 2:
-            raise InputError(f"{source.label}: {shown(tensor)} is a matrix, not {[*shape]}")
-        matrices.append(np.array(source.read(tensor, 0, shape[0])))
-    down_RD, up_FR = matrices
-    rank = len(down_RD)
-    if (down_RD.shape, up_FR.shape) != ((rank, columns), (rows, rank)) or not rank:
-        raise InputError(
-            f"{source.label}: {shown(name)} has factors {[*down_RD.shape]} and {[*up_FR.shape]}; "
-            f"it is [{rows}, {columns}], so they are [r, {columns}] and [{rows}, r]"
-        )
-    up_FR = up_FR.astype(np.float32) * np.float32(_scale(name, rank, settings))
-    for ending, matrix in ((_DOWN, down_RD.astype(np.float32)), (_UP, up_FR)):
-        if not np.isfinite(matrix).all():
-            tensor = f"{_PREFIX}{name}{ending}"
-            raise InputError(f"{source.label}: {shown(tensor)} has values that are not finite")
-    return Factors(down_RD, up_FR)
+def _stored(directory: Path, config: ModelConfig) -> Stored:
+    """The factors in a directory, each module with both of them. Tables of the model, which `peft`
+    writes beside their factors, are not read.
+    """
+    source = safetensors_file.open_file(directory / WEIGHTS)
+    tensors: dict[str, tuple[str, str]] = {}
+    for tensor in source.shapes:
+        for down, up in _ENDINGS:
+            name = tensor.removesuffix(down).removesuffix(up)
+            if name != tensor:
+                tensors[name.removeprefix(_PREFIX)] = f"{name}{down}", f"{name}{up}"
+    table = [config.vocab_size, config.width]
+    copies = {
+        tensor
+        for tensor, shape in source.shapes.items()
+        if tensor.endswith(_COPY) and [*shape] == table
+    }
+    modules = modules_of(config, EXTRAS)
+    return fused_experts.split(Stored(source, modules, tensors, copies))
 
 
 def _scale(name: str, rank: int, settings: Mapping[str, Any]) -> float:
@@ -203,12 +170,3 @@ def _scale(name: str, rank: int, settings: Mapping[str, Any]) -> float:
 def _pattern(text: str) -> re.Pattern[str]:
     """What the names of modules match to which a pattern of `peft` applies; the first one does."""
     return re.compile(rf"(.*\.)?({text})$")
-
-
-def _digest(*paths: Path) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        with mapped.map_file(path) as data:
-            for start in range(0, len(data), _HASHED_BYTES):
-                digest.update(data.read(start, min(start + _HASHED_BYTES, len(data))))
-    return digest.hexdigest()

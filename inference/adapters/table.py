@@ -6,7 +6,7 @@ from pathlib import Path
 
 from configs.engine import Config
 from configs.errors import InputError, shown
-from inference.adapters import peft_directory
+from inference.adapters import adapter_file
 from inference.runtime.adapter_weights import AdapterWeights
 from sharding import hosts
 
@@ -27,18 +27,18 @@ class AdapterTable:
     def names(self) -> tuple[str, ...]:
         return tuple(self._adapters)
 
-    def load(self, name: str, directory: str | Path) -> None:
-        """Adds the adapter of a directory; raises InputError as `read` and `add`."""
-        self.add(name, self.read(directory))
+    def load(self, name: str, path: str | Path) -> None:
+        """Adds the adapter at a path; raises InputError as `read` and `add`."""
+        self.add(name, self.read(path))
 
-    def read(self, directory: str | Path) -> AdapterWeights:
-        """Reads an adapter, as any thread may. Raises InputError as `peft_directory.read`, or if
-        the engine has no slots.
+    def read(self, path: str | Path) -> AdapterWeights:
+        """Reads an adapter, as any thread may. Raises InputError as `adapter_file.read`, or if the
+        engine has no slots.
         """
         room = self._config.engine.adapters
         if not room.slots:
             raise InputError("an adapter needs an engine with engine.adapters.slots above 0")
-        return peft_directory.read(Path(directory), self._config.model, room.rank)
+        return adapter_file.read(Path(path), self._config.model, room)
 
     def add(self, name: str, adapter: AdapterWeights) -> None:
         """Gives an adapter a name; requests that run with another one of the name keep it. Raises

@@ -1,8 +1,8 @@
 """The adapters on the device: for each matrix that they may change two stacks of one slot each."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ from sharding import rules
 from sharding.mesh import ALIKE
 
 Leaf = jax.Array | Packed
-# A [N, P R, D] and B [N, F, R], of P modules, and the ranks of each slot, i32[N], by path.
+# What `adapters.factors` declares, of all slots, one behind the other: [N, ...] of a matrix or a
+# table, [N E, ...] of a stack; and the ranks of each slot, i32[N], by path.
 Stacks = dict[str, tuple[Leaf, Leaf, jax.Array]]
 
 NAME = "adapters"  # among the parameters
@@ -29,18 +30,19 @@ NAME = "adapters"  # among the parameters
 def abstract(config: Config, mesh: Mesh | None = None) -> Stacks:
     """Their shapes, over the chips of a mesh; {} where an engine has no slots."""
     room, dtype = config.engine.adapters, config.model.dtype
-    packs = config.engine.kernels.linear == "ffi_cpu"
     ranks = jax.ShapeDtypeStruct((room.slots,), jnp.int32)
 
     def leaves(info: ParamInfo) -> tuple[object, ...]:
-        down, up = ((room.slots, *factor.shape) for factor in adapters.factors(info, room))
-        if packs:
-            return packed.abstract(down, dtype), adapted_cpu.abstract_up(up, dtype), ranks
-        return jax.ShapeDtypeStruct(down, dtype), jax.ShapeDtypeStruct(up, dtype), ranks
+        layouts = _layouts(config, info)
+        shapes = (
+            (room.slots * adapters.num_matrices(info), *factor.shape[-2:])
+            for factor in adapters.factors(info, room)
+        )
+        return *(x.abstract(shape, dtype) for x, shape in zip(layouts, shapes, strict=True)), ranks
 
     if not room.slots:
         return {}
-    chip_infos = adapters.adaptable(config.chip_model).items()
+    chip_infos = adapters.adaptable(config.chip_model, room.extras).items()
     stacks = {path: cast("Any", leaves(info)) for path, info in chip_infos}
     return meshes.spread(mesh, stacks, _specs(config, stacks))
 
@@ -51,13 +53,36 @@ def specs(config: Config) -> dict[str, object]:
     return {NAME: _specs(config, stacks)} if stacks else {}
 
 
+class _Layout(NamedTuple):
+    """How a factor lies on the device: its shape and type without its values, and its values."""
+
+    abstract: Callable[[tuple[int, ...], str], object]
+    place: Callable[[np.ndarray], object]
+
+
+_PLAIN = _Layout(jax.ShapeDtypeStruct, jnp.asarray)
+_PACKED = _Layout(packed.abstract, packed.pack)
+_PACKED_UP = _Layout(adapted_cpu.abstract_up, adapted_cpu.pack_up)
+
+
+def _layouts(config: Config, info: ParamInfo) -> tuple[_Layout, _Layout]:
+    """Of both factors of a parameter."""
+    if config.engine.kernels.linear != "ffi_cpu":
+        return _PLAIN, _PLAIN
+    if info.is_table:
+        return _PACKED, _PLAIN
+    return _PACKED, _PACKED if len(info.shape) > 2 else _PACKED_UP
+
+
 def _specs(config: Config, stacks: Stacks) -> dict[str, object]:
-    """Chips divide each slot as they divide its matrix."""
-    infos, room = adapters.adaptable(config.model), config.engine.adapters
+    """Chips divide each slot as they divide its parameter."""
+    room = config.engine.adapters
+    infos = adapters.adaptable(config.model, room.extras)
 
     def spec(path: str, factor: ParamInfo, leaf: Leaf) -> object:
-        spec = PartitionSpec(None, *rules.spec(path, factor))
-        return leaf.specs(spec) if is_packed(leaf) else spec
+        axes = rules.spec(path, factor)
+        axes = axes if len(factor.shape) > 2 else PartitionSpec(None, *axes)
+        return leaf.specs(axes) if is_packed(leaf) else axes
 
     return {
         path: (
@@ -76,10 +101,9 @@ class AdapterStacks:
 
     def __init__(self, config: Config, mesh: Mesh | None = None):
         self._config, self._mesh = config, mesh
-        self._infos = adapters.adaptable(config.model)
+        self._infos = adapters.adaptable(config.model, config.engine.adapters.extras)
         self._abstract = abstract(config)
         self._specs = _specs(config, self._abstract)
-        self._slot_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), self._specs)
         self._write: Callable[..., Stacks] | None = None
 
     def empty(self) -> Stacks:
@@ -98,9 +122,12 @@ class AdapterStacks:
     def prepare(self, stacks: Stacks) -> None:
         """Compiles what `load` needs."""
         if self._write is None:
-            factors = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacks)
+            slots = self._config.engine.adapters.slots
+            factors = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct((x.shape[0] // slots, *x.shape[1:]), x.dtype), stacks
+            )
             slot = jax.ShapeDtypeStruct((), jnp.int32)
-            takes = self._specs, self._slot_specs, ALIKE
+            takes = self._specs, self._specs, ALIKE
             write = meshes.jitted(self._mesh, _written, takes, self._specs, donate_argnums=0)
             self._write = write.lower(stacks, factors, slot).compile()
 
@@ -111,10 +138,13 @@ class AdapterStacks:
         rank = adapters.padded_rank(self._config.engine.adapters)
         dtype = np.dtype(jnp.dtype(self._config.model.dtype))
         whole = {
-            path: (*adapter.filled(path, info, rank, dtype), np.int32(adapter.rank_of(path)))
+            path: (
+                *adapter.filled(path, info, rank, dtype),
+                np.array([adapter.rank_of(path)], np.int32),
+            )
             for path, info in self._infos.items()
         }
-        factors = self._over_chips(self._slot_specs, functools.partial(self._part, whole))
+        factors = self._over_chips(self._specs, functools.partial(self._part, whole))
         return self._write(stacks, factors, meshes.to_global(self._mesh, ALIKE, np.int32(slot)))
 
     def _over_chips(self, specs: object, make_part: Callable[[int, int], Stacks]) -> Stacks:
@@ -122,26 +152,28 @@ class AdapterStacks:
             return make_part(0, 0)
         return meshes.put(self._mesh, specs, make_part)
 
-    def _part(
-        self, whole: dict[str, tuple[np.ndarray, np.ndarray, np.int32]], group: int, chip: int
-    ) -> Stacks:
+    def _part(self, whole: Mapping[str, tuple[np.ndarray, ...]], group: int, chip: int) -> Stacks:
         """What a chip has of an adapter, in the tree of its stacks, whose shapes are others."""
         config, parts = self._config, dict[str, tuple[object, ...]]()
-        packs = config.engine.kernels.linear == "ffi_cpu"
-        for path, (*both, rank) in whole.items():
+        for path, (*both, ranks) in whole.items():
+            info = self._infos[path]
             if self._mesh is not None:
-                infos = adapters.factors(self._infos[path], config.engine.adapters)
                 both = [
-                    rules.part(config.model, path, info, values, config.mesh, group, chip)
-                    for info, values in zip(infos, both, strict=True)
+                    rules.part(config.model, path, factor, values, config.mesh, group, chip)
+                    for factor, values in zip(
+                        adapters.factors(info, config.engine.adapters), both, strict=True
+                    )
                 ]
-            down, up = both
-            parts[path] = (packed.pack(down), adapted_cpu.pack_up(up)) if packs else (down, up)
-            parts[path] += (rank,)
+            slot = (values.reshape(-1, *values.shape[-2:]) for values in both)
+            layouts = _layouts(config, info)
+            parts[path] = *(x.place(matrix) for x, matrix in zip(layouts, slot, strict=True)), ranks
         tree = jax.tree.structure(self._abstract)
         return jax.tree.unflatten(tree, jax.tree.leaves(parts))
 
 
 def _written(stacks: Stacks, factors: Stacks, slot: jax.Array) -> Stacks:
-    write = functools.partial(jax.lax.dynamic_update_index_in_dim, index=slot, axis=0)
+    def write(stack: jax.Array, factor: jax.Array) -> jax.Array:
+        first = slot * factor.shape[0]
+        return jax.lax.dynamic_update_slice_in_dim(stack, factor, first, axis=0)
+
     return jax.tree.map(write, stacks, factors)

@@ -15,14 +15,15 @@ from configs.kinds.params import ParamInfo
 
 
 class Place(NamedTuple):
-    """Where a module [F, D] is in our parameters: rows of a matrix, and those of its modules that
-    have these rows.
+    """Where a module [F, D] is in our parameters: rows of a matrix, or of all matrices of a stack,
+    and those of their modules that have these rows; or columns of the module, transposed.
     """
 
     path: str
     first_row: int
     shape: tuple[int, int]
     modules: range
+    is_transposed: bool = False
 
     @property
     def rows(self) -> slice:
@@ -55,17 +56,26 @@ class AdapterWeights:
     def filled(
         self, path: str, info: ParamInfo, rank: int, dtype: np.dtype
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Both factors of a whole matrix of P modules, [P R, D] and [F, R]; zeros where nothing is
-        changed.
+        """Both factors of a whole parameter, as `adapters.factors` declares them; zeros where
+        nothing is changed.
         """
-        (num_rows, num_columns), num_ranks = info.shape, adapters.num_modules(info) * rank
-        down, up = np.zeros((num_ranks, num_columns), dtype), np.zeros((num_rows, rank), dtype)
+        stack, num_modules = info.shape[:-2], adapters.num_modules(info)
+        num_ranks = num_modules * rank
+        down = np.zeros((adapters.num_matrices(info) * num_ranks, info.shape[-1]), dtype)
+        up = np.zeros((info.rows, num_ranks if stack else rank), dtype)
+        ends = adapters.module_ends(info)
         for place, factors in self._by_path.get(path, ()):
             size = len(factors.down_RD)
             for nth in place.modules:
                 down[nth * rank : nth * rank + size] = factors.down_RD
-            up[place.rows, :size] = factors.up_FR
-        return down, up
+                rows = slice(ends[nth - 1] if nth else 0, ends[nth])
+                first = nth % num_modules * rank if stack else 0
+                up[rows, first : first + size] = factors.up_FR[
+                    rows.start - place.first_row : rows.stop - place.first_row
+                ]
+        if info.is_table:
+            return down.T, up
+        return down.reshape(*stack, num_ranks, -1), up.reshape(*stack, -1, up.shape[1])
 
     def rank_of(self, path: str) -> int:
         """The largest rank of the modules of a matrix; 0 where nothing is changed."""

@@ -143,7 +143,8 @@ def step(
     slot_T = ragged.slot_T
     tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
-    weights = _with_adapters(params, config, shape, batch, ragged)
+    adapter_T = _adapters_of_tokens(shape, batch, ragged)
+    weights = _with_adapters(params, config, adapter_T)
     # From here on T and Q include the fillers of `deterministic`; outputs leave them out.
     num_own = config.chip_model.num_layers  # the others are a proposer's
     hidden_TD, features, own_cache, routed = decoder.layers(
@@ -156,7 +157,7 @@ def step(
     logit_Q = jnp.concatenate([jnp.arange(rows * width), _last_of_chunks(shape, batch)])
     logit_Q = jnp.pad(logit_Q, (0, fill(shape.num_logits)))
     logits = functools.partial(_logits, params, config)
-    logits_QV = logits(hidden_TD[logit_Q])
+    logits_QV = logits(hidden_TD[logit_Q], None if adapter_T is None else adapter_T[logit_Q])
     fed = _fed_counts(slots, tokens_T, slot_T, ragged, shape)
     with jax.named_scope("sample"):
         summary = topk.summarize(logits_QV)
@@ -192,7 +193,12 @@ def step(
         top_ids=by_row(top_Qn[1]),
         top_logprobs=by_row(top_Qn[0]),
         **prompt_results.score(
-            logits, shape, hidden_TD, batch.targets_YW, config.engine.requests.top_logprobs
+            logits,
+            shape,
+            hidden_TD,
+            adapter_T,
+            batch.targets_YW,
+            config.engine.requests.top_logprobs,
         ),
         pooled=prompt_results.pool(shape, hidden_TD, batch.is_pooled_YW),
     )
@@ -252,8 +258,15 @@ def _proposal_inputs(
     )
 
 
-def _logits(params: Params, config: Config, hidden_QD: jax.Array) -> jax.Array:
+def _logits(
+    params: Params, config: Config, hidden_QD: jax.Array, adapter_Q: jax.Array | None
+) -> jax.Array:
     """Float32 [Q, V], on a mesh the chip's part of the vocabulary: -inf where it has no more."""
+    if adapter_Q is not None and "vocab" in config.engine.adapters.extras:
+        head = {"table": params["embed"]["table"]} | params.get("head", {})
+        stacks = {adapters.HEAD: params[adapter_stacks.NAME][adapters.HEAD]}
+        infos = adapters.adaptable(config.chip_model, ["vocab"])
+        params = params | adapted.bound({"head": head}, stacks, infos, adapter_Q)
     logits_QV = decoder.logits(params, config.chip_model, hidden_QD)
     if config.chip_model.vocab_size * collectives.num_chips() == config.model.vocab_size:
         return logits_QV
@@ -304,20 +317,25 @@ def view(
     return Ragged(tuple(rectangles), num_fillers)
 
 
-def _with_adapters(
-    params: Params, config: Config, shape: StepShape, batch: Batch, ragged: Ragged
-) -> Params:
-    """The parameters with the adapters of the batch's rows, where the engine has any."""
+def _adapters_of_tokens(shape: StepShape, batch: Batch, ragged: Ragged) -> jax.Array | None:
+    """The slot of each token's adapter, i32[T]; None where the engine has none."""
     if batch.adapter_Y is None:
-        return params
+        return None
     decode_R, chunk_R = jnp.split(batch.adapter_Y, [shape.decode[0]])
     slot_T = jnp.concatenate(
         [jnp.repeat(decode_R, shape.decode[1]), jnp.repeat(chunk_R, shape.prefill[1])]
     )
-    slot_T = jnp.pad(slot_T, (0, ragged.num_fillers), constant_values=adapted.NO_SLOT)
-    infos = adapters.adaptable(config.chip_model).items()
-    module_ends = {path: adapters.module_ends(info) for path, info in infos}
-    return adapted.bound(params, params[adapter_stacks.NAME], module_ends, slot_T)
+    return jnp.pad(slot_T, (0, ragged.num_fillers), constant_values=adapted.NO_SLOT)
+
+
+def _with_adapters(params: Params, config: Config, adapter_T: jax.Array | None) -> Params:
+    """The parameters with the adapters of tokens, but for the head's."""
+    if adapter_T is None:
+        return params
+    infos = adapters.adaptable(config.chip_model, config.engine.adapters.extras)
+    stacks = params[adapter_stacks.NAME]
+    by_token = {path: stacks[path] for path in infos if path != adapters.HEAD}
+    return adapted.bound(params, by_token, infos, adapter_T)
 
 
 def _last_of_chunks(shape: StepShape, batch: Batch) -> jax.Array:

@@ -14,9 +14,10 @@ from layers import topk
 
 
 def score(
-    logits: Callable[[jax.Array], jax.Array],
+    logits: Callable[[jax.Array, jax.Array | None], jax.Array],
     shape: StepShape,
     hidden_TD: jax.Array,
+    adapter_T: jax.Array | None,
     targets_YW: Array,
     num_top: int,
 ) -> dict[str, jax.Array]:
@@ -24,7 +25,7 @@ def score(
     chunk of logits at a time, as fields of `StepOutput`.
 
     Args:
-        logits: float32 [Q, V] of hidden states [Q, D].
+        logits: float32 [Q, V] of hidden states [Q, D] and the slots of their adapters.
         targets_YW: the token behind each prefill token, i32[chunks, tokens].
     """
     if not shape.scored:
@@ -32,14 +33,18 @@ def score(
         targets = jnp.zeros((0, 0)), none.astype(jnp.int32), none
     else:
 
-        def score_chunk(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
-            hidden_QD, targets_Q = chunk
-            logits_QV = logits(hidden_QD)
+        def score_chunk(
+            chunk: tuple[jax.Array, jax.Array | None, jax.Array],
+        ) -> tuple[jax.Array, ...]:
+            hidden_QD, adapter_Q, targets_Q = chunk
+            logits_QV = logits(hidden_QD, adapter_Q)
             summary = topk.summarize(logits_QV)
             values, ids = sampler.top_log_probs(logits_QV, summary, num_top)
             return sampler.log_probs(logits_QV, summary, targets_Q)[0], ids, values
 
-        targets = jax.lax.map(score_chunk, (_of_chunks(shape, hidden_TD), targets_YW))
+        adapter_YW = None if adapter_T is None else _of_chunks(shape, adapter_T)
+        chunks = _of_chunks(shape, hidden_TD), adapter_YW, targets_YW
+        targets = jax.lax.map(score_chunk, chunks)
     return dict(
         zip(("target_logprobs", "target_top_ids", "target_top_logprobs"), targets, strict=True)
     )
@@ -56,7 +61,7 @@ def pool(shape: StepShape, hidden_TD: jax.Array, is_pooled_YW: Array | None) -> 
     return jnp.where(is_pooled_YW1, _of_chunks(shape, hidden_TD), 0.0).sum(1, dtype=jnp.float32)
 
 
-def _of_chunks(shape: StepShape, hidden_TD: jax.Array) -> jax.Array:
-    """The rows of the prefill rectangle: [T, D] -> [chunks, tokens, D]."""
+def _of_chunks(shape: StepShape, x_TX: jax.Array) -> jax.Array:
+    """The rows of the prefill rectangle: [T, ...] -> [chunks, tokens, ...]."""
     first, (chunks, tokens) = shape.decode[0] * shape.decode[1], shape.prefill
-    return hidden_TD[first : first + chunks * tokens].reshape(chunks, tokens, hidden_TD.shape[1])
+    return x_TX[first : first + chunks * tokens].reshape(chunks, tokens, *x_TX.shape[1:])

@@ -105,8 +105,7 @@ def model(recipe: Recipe) -> Model:
 
     def with_adapter(factors: Params, frozen: object) -> Params:
         assert isinstance(frozen, dict)
-        module_ends = {path: adapters.module_ends(info) for path, info in infos.items()}
-        return adapted.bound(jax.lax.stop_gradient(frozen), stacks(factors), module_ends)
+        return adapted.bound(jax.lax.stop_gradient(frozen), stacks(factors), infos)
 
     return with_adapter
 

@@ -15,6 +15,7 @@ from layers import norm
 from layers.backends import backends
 from layers.backends.backend import MixtureKernel
 from layers.feed_forwards import dense, routing
+from layers.kernels.linear import adapted
 from layers.linear import add_bias, grouped_linear, linear
 from layers.params import Params
 from layers.registry import RoutedTokens, StepContext
@@ -154,7 +155,9 @@ def _mixed(
     local_TJ = ids_TJ - collectives.chip(collectives.EXPERTS) * kind.num_held
     local_TJ = jnp.where((local_TJ >= 0) & (local_TJ < kind.num_held), local_TJ, kind.num_held)
     sizes_E, order_X = _counts(local_TJ, kind.num_held), jnp.argsort(local_TJ.ravel(), stable=True)
-    x_XD = x_TD[order_X // kind.top_k]
+    token_X = order_X // kind.top_k
+    x_XD = x_TD[token_X]
+    params = adapted.for_rows(params, lambda slot_T: collectives.tokens_of_all(slot_T)[token_X])
     if kind.weighs_inputs:
         x_XD = (x_XD * weights_TJ.ravel()[order_X, None]).astype(x_XD.dtype)
         weights_TJ = jnp.ones_like(weights_TJ)

@@ -8,7 +8,7 @@ from absl import flags
 from configs.engine import Config
 from configs.errors import InputError
 from configs.model import ModelConfig
-from configs.settings.adapters import MOST_RANKS
+from configs.settings.adapters import EXTRAS, MOST_RANKS, AdapterConfig
 from inference.files import mirror
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 ADAPTER = flags.DEFINE_string(
     "adapter",
     None,
-    "Directory of a LoRA adapter as the peft package writes it, on disk or at s3:// or gs://. "
+    "Directory of a LoRA adapter as the peft package writes it, on disk or at s3:// or gs://, or "
+    "a .gguf file of one. "
     "generate: with which the model answers. convert: which becomes part of the weights.",
 )
 _NAME = "adapter"  # by which requests choose it
@@ -37,15 +38,13 @@ def directories(folder: str | None = None) -> dict[str, Path]:
     """
     if folder is None:
         return {} if ADAPTER.value is None else {_NAME: mirror.whole(ADAPTER.value)}
-    from inference.adapters import peft_directory
+    from inference.adapters import adapter_file
+    from inference.adapters.peft_directory import CONFIG
 
-    top = mirror.whole(folder)
-    by_name = {
-        path.parent.name: path.parent for path in sorted(top.glob(f"*/{peft_directory.CONFIG}"))
-    }
+    by_name = adapter_file.listed(mirror.whole(folder))
     if not by_name:
         raise InputError(
-            f"--adapters={folder}: has no folder of an adapter, with {peft_directory.CONFIG}"
+            f"--adapters={folder}: has no folder of an adapter, with {CONFIG}, and no .gguf file"
         )
     return by_name
 
@@ -56,10 +55,13 @@ def with_room(config: Config, adapters: dict[str, Path]) -> Config:
     """
     if not adapters:
         return config
-    from inference.adapters import peft_directory
+    from inference.adapters import adapter_file
 
-    rank = max(map(peft_directory.rank, adapters.values()))
+    rooms = [adapter_file.room(path, config.model) for path in adapters.values()]
+    rank = max(room.rank for room in rooms)
     room, rank = config.engine.adapters, -(-rank // _RANKS) * _RANKS
+    extras = {*room.extras, *(extra for room in rooms for extra in room.extras)}
+    config = config.with_engine(extras=tuple(sorted(extras)))
     if room.slots:  # as it was told
         return config.with_engine(rank=max(rank, room.rank))
     return config.with_engine(slots=min(len(adapters), _SLOTS), rank=rank)
@@ -67,10 +69,10 @@ def with_room(config: Config, adapters: dict[str, Path]) -> Config:
 
 def read(model: ModelConfig) -> "AdapterWeights | None":
     """The adapter, if there is one. Raises InputError if it is none of the model's."""
-    from inference.adapters import peft_directory
+    from inference.adapters import adapter_file
 
-    paths = directories().values()
-    return next((peft_directory.read(path, model, MOST_RANKS) for path in paths), None)
+    paths, most = directories().values(), AdapterConfig(rank=MOST_RANKS, extras=EXTRAS)
+    return next((adapter_file.read(path, model, most) for path in paths), None)
 
 
 def load(table: "AdapterTable", adapters: dict[str, Path]) -> None:

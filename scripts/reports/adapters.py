@@ -13,6 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -84,7 +85,7 @@ def _random(engine: Engine, seed: int) -> AdapterWeights:
         down_RD = draw(_RANK, module.shape[1])
         for place, _ in module.places:
             factors[place] = Factors(down_RD, draw(place.shape[0], _RANK))
-    return AdapterWeights(f"random {seed}", str(seed), _RANK, factors)
+    return AdapterWeights(Path(f"random-{seed}"), str(seed), _RANK, factors)
 
 
 def _serve(

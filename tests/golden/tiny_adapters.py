@@ -48,6 +48,18 @@ CASES = (
         "gpt2-mha-untied-inner-float32", 8, ("c_attn", "c_proj", "c_fc"), 1308,
         {"fan_in_fan_out": True},
     ),
+    Adapter(
+        "deepseek_v3-mha-groups-yarn", 3, ("q_b_proj", "kv_b_proj"), 1312,
+        {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
+    ),
+    Adapter(
+        "glm4_moe-mqa-groups-float32", 2, (), 1313, {"target_parameters": ["experts.down_proj"]}
+    ),
+    Adapter("deepseek_v2-mha-lite", 5, ("q_proj", "kv_b_proj", "o_proj"), 1310),
+    Adapter(
+        "gemma-mha-bias-untied-float32", 8, ("embed_tokens", "lm_head", "q_proj"), 1311,
+        {"rank_pattern": {"lm_head": 3}},
+    ),
     Adapter("gpt_neox-mha-untied", 37, ("query_key_value", "dense", "dense_h_to_4h"), 1309),
 )  # fmt: skip
 

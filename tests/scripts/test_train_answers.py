@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from configs.settings.adapters import AdapterConfig
 from inference.adapters import peft_directory
 from inference.checkpoints import resolve
 from scripts import interrupts, train
@@ -69,7 +70,7 @@ def test_an_adapter_is_learned_resumed_and_served(run, tmp_path):
         tmp_path / "b" / weights_file
     ).read_bytes()
     model = resolve.resolve(str(TINY)).config
-    assert peft_directory.read(tmp_path / "a", model, 8).rank == 2
+    assert peft_directory.read(tmp_path / "a", model, AdapterConfig(rank=8)).rank == 2
 
 
 def test_answers_are_learned_and_served(run, tmp_path):

@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from configs import adapters
+from configs.kinds.params import ParamInfo
 from layers.params import Params
 
 NO_SLOT = -1  # of a token without an adapter
@@ -86,24 +88,87 @@ class Adapted:
         return jnp.concatenate(parts, axis=1)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AdaptedStack:
+    """A stack of matrices [E, F, D], and those of its slots, A [N E, R, D] and B [N E, F, R].
+
+    Attributes:
+        slot_X: i32[X], the slot of each row that a matrix multiplies; of heads that of each token.
+    """
+
+    weight: Any
+    down: Any
+    up: Any
+    slot_X: jax.Array
+
+    def order_of(self, slot_X: jax.Array, matrix_X: jax.Array, num_matrices: int) -> SlotOrder:
+        """The order of rows by the N E matrices of all slots.
+
+        Args:
+            slot_X, matrix_X: of each row; `num_matrices` of one that none multiplies.
+        """
+        E, num = num_matrices, self.down.shape[0]
+        has_one_X = (slot_X != NO_SLOT) & (matrix_X < E)
+        stacked_X = slot_X * E + matrix_X
+        key_X = jnp.where(has_one_X, stacked_X, num)
+        row_X = jnp.argsort(key_X, stable=True).astype(jnp.int32)
+        ends = jnp.searchsorted(key_X[row_X], jnp.arange(num + 1), method="scan_unrolled")
+        place_X = jnp.argsort(row_X).astype(jnp.int32)
+        slots = jnp.where(has_one_X, stacked_X, NO_SLOT)
+        return SlotOrder(slots, row_X, place_X, jnp.diff(ends).astype(jnp.int32))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AdaptedTable:
+    """A table [V, D] whose rows are looked up, and its slots: A transposed, [N, D, R], and tables B
+    [N, V, R].
+    """
+
+    weight: Any
+    down: Any
+    up: jax.Array
+    order: SlotOrder
+
+
+def for_rows(params: Params, slots: Callable[[jax.Array], jax.Array]) -> Params:
+    """Parameters whose stacks multiply other rows, which have the slots, i32[X], that a function
+    makes of those of tokens, i32[T].
+    """
+    return {
+        name: dataclasses.replace(leaf, slot_X=slots(leaf.slot_X))
+        if isinstance(leaf, AdaptedStack)
+        else leaf
+        for name, leaf in params.items()
+    }
+
+
 def bound(
     params: Params,
     stacks: Mapping[str, tuple[Any, ...]],
-    module_ends: Mapping[str, tuple[int, ...]],
+    infos: Mapping[str, ParamInfo],
     slot_T: jax.Array | None = None,
 ) -> Params:
     """Parameters whose leaves at the paths of `stacks`, A and B of each and the ranks of its slots,
     have the adapters of a step's tokens, which are in these slots, i32[T]; None: the one adapter
     that there is, A and B.
+
+    Args:
+        infos: declarations of what has adapters, by path.
     """
     order = None
     if slot_T is not None:
-        order = SlotOrder.of(slot_T, next(iter(stacks.values()))[0].shape[0])
+        order = SlotOrder.of(slot_T, len(next(iter(stacks.values()))[2]))
 
     def bind(path: str, node: Any) -> Any:
         if path in stacks:
             down, up, *ranks = stacks[path]
-            return Adapted(node, down, up, module_ends[path], order, *ranks)
+            if order is not None and infos[path].is_table:
+                return AdaptedTable(node, down, up, order)
+            if slot_T is not None and len(infos[path].shape) > 2:
+                return AdaptedStack(node, down, up, slot_T)
+            return Adapted(node, down, up, adapters.module_ends(infos[path]), order, *ranks)
         if isinstance(node, Mapping):
             return {name: bind(f"{path}/{name}", part) for name, part in node.items()}
         if isinstance(node, list | tuple):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from configs.errors import InputError
+from configs.settings.adapters import EXTRAS, AdapterConfig
 from inference.adapters import peft_directory
 from inference.runtime import step
 from inference.runtime.adapter_stacks import AdapterStacks
@@ -27,19 +28,18 @@ def _greedy(n, adapter=None):
     return dataclasses.replace(fakes.greedy(n), adapter=adapter)
 
 
-@pytest.fixture(params=["llama", "gemma"])
-def model(request):
-    return getattr(fakes, request.param)()
-
-
-def test_rows_with_other_adapters_and_none_get_what_merged_weights_give(tmp_path, model):
-    engine = fakes.engine(model, None, "one", False, slots=3, rank=8, **_SIZES)
+@pytest.mark.parametrize("name, extras", [
+    ("llama", ()), ("gemma", ()), ("gemma", ("vocab",)), ("deepseek", EXTRAS),
+])  # fmt: skip
+def test_rows_with_other_adapters_and_none_get_what_merged_weights_give(tmp_path, name, extras):
+    model = getattr(fakes, name)()
+    engine = fakes.engine(model, None, "one", False, slots=3, rank=8, extras=extras, **_SIZES)
     plain = fakes.real_params(model)
     weights = {None: plain}
     for seed, (name, rank) in enumerate(_RANKS.items()):
-        directory = peft_files.write(tmp_path / name, model, rank, seed)
+        directory = peft_files.write(tmp_path / name, model, rank, seed, extras=extras)
         engine.adapters.load(name, directory)
-        loaded = peft_directory.read(directory, model, 8)
+        loaded = peft_directory.read(directory, model, engine.config.engine.adapters)
         weights[name] = peft_files.merged(model, plain, loaded)
     prompts = fakes.prompts([5, 40, 17, 3], model.vocab_size, seed=2)
     answers = engine.generate(prompts, [_greedy(12, name) for name in weights])
@@ -51,6 +51,30 @@ def test_rows_with_other_adapters_and_none_get_what_merged_weights_give(tmp_path
     texts = [tuple(answer.token_ids) for answer in engine.generate(
         [prompts[0]] * 4, [_greedy(12, name) for name in weights])]  # fmt: skip
     assert len(set(texts)) == 4
+
+
+def test_the_uses_of_a_tied_table_have_factors_of_their_own(tmp_path):
+    """As `peft` has it: the embedding's change no logits, and the head's no inputs."""
+    model = fakes.llama(tied=True)
+    plain = fakes.real_params(model)
+    apart = plain | {"head": {"table": plain["embed"]["table"]}}
+    untied = dataclasses.replace(model, tied=False)
+    engine = fakes.engine(model, plain, "one", False, slots=1, extras=("vocab",), **_SIZES)
+    [prompt] = fakes.prompts([21], model.vocab_size)
+    texts = set()
+    for modules in ("embed_tokens", "lm_head", ("embed_tokens", "lm_head")):
+        where = peft_files.write(tmp_path / "one", model, modules=modules, extras=["vocab"])
+        engine.adapters.load("one", where)
+        [answer] = engine.generate([prompt], [_greedy(8, "one")])
+        loaded = peft_directory.read(where, model, engine.config.engine.adapters)
+        alone = fakes.engine(
+            untied, peft_files.merged(untied, apart, loaded), "one", False, **_SIZES
+        )
+        [expected] = alone.generate([prompt], fakes.greedy(8))
+        assert answer.token_ids == expected.token_ids
+        np.testing.assert_allclose(answer.logprobs, expected.logprobs, atol=1e-4)
+        texts.add(tuple(answer.token_ids))
+    assert len(texts) > 1
 
 
 def _loaded(directory, model, names, rank=8, engine=None, **settings):
@@ -242,7 +266,7 @@ def test_a_conversation_is_retained_with_its_adapter(tmp_path, monkeypatch):
 def test_samples_beams_and_forks_keep_their_adapter(tmp_path):
     engine = _loaded(tmp_path, fakes.llama(), ["one"], slots=1, top_logprobs=4)
     plain = fakes.real_params(engine.config.model)
-    loaded = peft_directory.read(tmp_path / "one", engine.config.model, 8)
+    loaded = peft_directory.read(tmp_path / "one", engine.config.model, AdapterConfig(rank=8))
     values = peft_files.merged(engine.config.model, plain, loaded)
     merged = fakes.engine(engine.config.model, values, "one", False, top_logprobs=4, **_SIZES)
     [prompt] = fakes.prompts([21], engine.config.model.vocab_size, seed=4)

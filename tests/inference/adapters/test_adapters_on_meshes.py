@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from configs.mesh import Mesh
+from configs.settings.adapters import EXTRAS
 from tests import fakes
 from tests.inference.adapters import peft_files
 
@@ -21,12 +22,13 @@ _MODELS = {
     "llama, int8": fakes.llama(),
 }  # fmt: skip
 _QUICK = [
-    ("llama", Mesh(model=2)), ("llama", Mesh(data=2)), ("llama, 3 KV heads", Mesh(model=8)),
-    ("deepseek", Mesh(model=2, expert=2)), ("llama", Mesh(data=2, context=2)),
+    ("llama", Mesh(model=2)), ("deepseek", Mesh(model=2, expert=2)),
+    ("llama", Mesh(data=2, context=2)),
 ]  # fmt: skip
 _LONG = [
-    ("llama", Mesh(model=3)), ("deepseek", Mesh(context=2)), ("jamba", Mesh(data=2, model=2)),
-    ("gpt-oss", Mesh(model=2)), ("llama, int8", Mesh(model=2)),
+    ("llama", Mesh(data=2)), ("llama, 3 KV heads", Mesh(model=8)), ("llama", Mesh(model=3)),
+    ("deepseek", Mesh(context=2)), ("jamba", Mesh(data=2, model=2)), ("gpt-oss", Mesh(model=2)),
+    ("llama, int8", Mesh(model=2)),
 ]  # fmt: skip
 _NAMES = None, "one", "other", "one", "third", None
 
@@ -36,11 +38,13 @@ def _run(name, mesh):
     """Answers of requests with more adapters than slots, and without one."""
     more = {"weights": "int8"} if name.endswith("int8") else {}
     engine = fakes.engine(
-        _MODELS[name], None, "one", False, mesh, slots=2, rank=5, **_SIZES, **more
+        _MODELS[name], None, "one", False, mesh, slots=2, rank=5, extras=EXTRAS, **_SIZES, **more
     )
     with tempfile.TemporaryDirectory() as folder:
         for seed, adapter in enumerate(("one", "other", "third")):
-            where = peft_files.write(Path(folder) / adapter, _MODELS[name], 3 + seed, seed)
+            where = peft_files.write(
+                Path(folder) / adapter, _MODELS[name], 3 + seed, seed, size=0.1, extras=EXTRAS
+            )
             engine.adapters.load(adapter, where)
     prompts = fakes.prompts([5, 40, 17, 3, 26, 9], _MODELS[name].vocab_size, seed=2)
     return engine.generate(prompts, [fakes.greedy(9, adapter=adapter) for adapter in _NAMES])

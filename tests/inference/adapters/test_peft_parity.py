@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from configs.settings.adapters import EXTRAS
 from inference.checkpoints import resolve
 from inference.engine import Engine
 from tests import fakes
@@ -12,13 +13,15 @@ from tests import fakes
 pytestmark = pytest.mark.quick_code
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
-_QUICK = "llama", "deepseek", "granitemoehybrid", "gpt_neox"
+_QUICK = (
+    "llama", "deepseek_v2", "deepseek_v3-mha-groups", "granitemoehybrid", "gpt_neox", "gemma-"
+)  # fmt: skip
 NAMES = [
     pytest.param(path.name, marks=() if path.name.startswith(_QUICK) else pytest.mark.long)
     for path in sorted((GOLDEN / "adapters").iterdir())
 ]
 _SIZES = dict(max_seqs=2, decode_rows=(2,), page_tokens=8, chunk_tokens=32, prefill_chunks=(1,),
-              cache_bytes=1 << 20, rank=40, slots=1)  # fmt: skip
+              cache_bytes=1 << 20, rank=40, slots=1, extras=EXTRAS)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)

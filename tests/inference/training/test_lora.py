@@ -10,6 +10,7 @@ import pytest
 from configs.errors import InputError
 from configs.mesh import Mesh
 from configs.recipes.training import Recipe, TrainingConfig
+from configs.settings.adapters import AdapterConfig
 from inference.adapters import peft_directory
 from inference.training import answer_losses, lora, losses
 from inference.training.answers import Answered
@@ -42,7 +43,7 @@ def test_the_loss_is_that_of_merged_weights_and_of_the_engine(tmp_path, name):
     batch = PackedAnswers(_SEQUENCES, 32, 4, 0, False).batch(0)
     adapted = compiling.jit(answer_losses.answers(model, lora.model(recipe)))
     lora.write(factors, recipe, "tiny", tmp_path / "adapter")
-    loaded = peft_directory.read(tmp_path / "adapter", model, 8)
+    loaded = peft_directory.read(tmp_path / "adapter", model, AdapterConfig(rank=8))
     merged = peft_files.merged(model, base, loaded)
     expected = compiling.call(answer_losses.answers(model), merged, None, batch)
     np.testing.assert_allclose(adapted(factors, base, batch), expected, rtol=1e-5)

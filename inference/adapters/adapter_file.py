@@ -1,0 +1,40 @@
+"""Adapters on disk: directories of the `peft` package, and `.gguf` files."""
+
+from pathlib import Path
+
+from configs.model import ModelConfig
+from configs.settings.adapters import AdapterConfig
+from inference.adapters import gguf_adapter, peft_directory
+from inference.runtime.adapter_weights import AdapterWeights
+
+
+def listed(folder: Path) -> dict[str, Path]:
+    """The adapters in a folder, by the names of their directories, or of their files without the
+    ending.
+    """
+    directories = (path.parent for path in folder.glob(f"*/{peft_directory.CONFIG}"))
+    files = folder.glob(f"*{gguf_adapter.ENDING}")
+    by_name = {path.name: path for path in directories} | {path.stem: path for path in files}
+    return dict(sorted(by_name.items()))
+
+
+def room(path: Path, config: ModelConfig) -> AdapterConfig:
+    """The room that an adapter of a model takes, by its header; raises InputError as `read`, which
+    checks the rest.
+    """
+    read_room = gguf_adapter.room if _is_gguf(path) else peft_directory.room
+    return read_room(path, config)
+
+
+def read(path: Path, config: ModelConfig, room: AdapterConfig) -> AdapterWeights:
+    """An adapter of a model, checked, for which there is so much room.
+
+    Raises:
+        InputError: it is no LoRA adapter of this model, or not sound, or there is less room.
+    """
+    read_adapter = gguf_adapter.read if _is_gguf(path) else peft_directory.read
+    return read_adapter(path, config, room)
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix == gguf_adapter.ENDING
