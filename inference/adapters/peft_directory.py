@@ -43,8 +43,9 @@ def room(directory: Path, config: ModelConfig) -> AdapterConfig:
     """The room that an adapter of a model takes, by its header; raises InputError as `read`, which
     checks the rest.
     """
-    _check_settings(directory / CONFIG, _settings(directory))
-    return stored.room(_stored(directory, config), config.name)
+    settings = _settings(directory)
+    _check_settings(directory / CONFIG, settings)
+    return stored.room(_stored(directory, config, settings), config.name)
 
 
 def read(directory: Path, config: ModelConfig, room: AdapterConfig) -> AdapterWeights:
@@ -55,7 +56,7 @@ def read(directory: Path, config: ModelConfig, room: AdapterConfig) -> AdapterWe
     """
     path, settings = directory / CONFIG, _settings(directory)
     _check_settings(path, settings)
-    factors = _stored(directory, config)
+    factors = _stored(directory, config, settings)
     digest = stored.digest(path, directory / WEIGHTS)
     scale = functools.partial(_scale, settings=settings)
     return stored.read(factors, config.name, room, directory, digest, scale)
@@ -136,7 +137,7 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
             ) from None
 
 
-def _stored(directory: Path, config: ModelConfig) -> Stored:
+def _stored(directory: Path, config: ModelConfig, settings: Mapping[str, Any]) -> Stored:
     """The factors in a directory, each module with both of them. Tables of the model, which `peft`
     writes beside their factors, are not read.
     """
@@ -154,6 +155,12 @@ def _stored(directory: Path, config: ModelConfig) -> Stored:
         if tensor.endswith(_COPY) and [*shape] == table
     }
     modules = modules_of(config, EXTRAS)
+    is_vocab = any(name in modules and modules[name].extra == "vocab" for name in tensors)
+    if config.tied and is_vocab and settings.get("ensure_weight_tying"):
+        raise InputError(
+            f"{directory / CONFIG}: ensure_weight_tying=True, with which embedding and head share "
+            "factors, is not supported: merge such an adapter with its model, and load the result"
+        )
     return fused_experts.split(Stored(source, modules, tensors, copies))
 
 

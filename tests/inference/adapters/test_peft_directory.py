@@ -130,6 +130,15 @@ def test_factors_of_fused_experts_fit_a_stack(tmp_path, down, up, reason):
     np.testing.assert_allclose(up_EFR @ down_ERD, expected_EFD, rtol=1e-5, atol=1e-5)
 
 
+def test_factors_that_both_uses_of_a_table_share_are_refused(tmp_path):
+    model = fakes.llama(tied=True)
+    peft_files.write(tmp_path, model, tensors=_LOOKED_UP, ensure_weight_tying=True)
+    with pytest.raises(InputError, match="ensure_weight_tying=True, with which embedding and head"):
+        peft_directory.read(tmp_path, model, AdapterConfig(rank=8, extras=("vocab",)))
+    peft_files.write(tmp_path, model, ensure_weight_tying=True)
+    assert peft_directory.read(tmp_path, model, _ROOM).rank == 4
+
+
 def test_rooms_are_those_that_headers_say(tmp_path):
     peft_files.write(tmp_path, _MODEL, rank=5, tensors=_LOOKED_UP)
     assert peft_directory.room(tmp_path, _MODEL) == AdapterConfig(rank=5, extras=("vocab",))
