@@ -31,7 +31,7 @@ _RULE = re.compile(r"\w(?:\.-?\d+|\[[^\]\n]{0,120}\]|\{[^}\n]{0,120}\})?\s*:")
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _MAX_KEPT_BYTES = 256 << 20  # of compiled grammars; each takes about so much, and by its text:
 _GRAMMAR_BYTES, _CHAR_BYTES = 32 << 10, 256
-_LIMITS: dict[str, Any] = {  # a fifth of llguidance's own: of what one grammar may cost
+LIMITS: dict[str, Any] = {  # a fifth of llguidance's own: of what one grammar may cost
     "initial_lexer_fuel": 200_000,
     "step_lexer_fuel": 40_000,
     "step_max_items": 10_000,
@@ -370,7 +370,7 @@ class Grammars:
         """Compiles a grammar and begins a text; returns why there is none, or "". A grammar that
         costs too much often fails at its first token, as llguidance looks ahead from there.
         """
-        limits = self._llguidance.LLParserLimits(**_LIMITS)
+        limits = self._llguidance.LLParserLimits(**LIMITS)
         compiled = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if compiled.is_error():
             return compiled, f"cannot be compiled: {_reason(compiled.get_error())}"
