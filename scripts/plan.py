@@ -21,8 +21,17 @@ from configs.hardware import catalog, targets
 from configs.kinds import params
 from configs.precision import FORMATS, PLANNED
 from configs.recipes import run
+from configs.recipes.policy import Iteration
 from inference.files import user_files
-from inference.planner import acceptance, advise, cache_policy, parts, request_cost, slo
+from inference.planner import (
+    acceptance,
+    advise,
+    cache_policy,
+    parts,
+    reinforcement,
+    request_cost,
+    slo,
+)
 from inference.planner.calibration import lookup
 from inference.planner.cost import Precision
 from inference.planner.deployment import ACCOUNTINGS, Deployment
@@ -36,6 +45,7 @@ from scripts.flags import (
     price_flag,
     shared_flags,
     speculation_flags,
+    task_flag,
 )
 from scripts.flags.requests import replicas_flag
 from scripts.reports import plan_text
@@ -62,10 +72,17 @@ _GOAL = flags.DEFINE_string("goal", "throughput", f"Of --advise: {' or '.join(ad
 _VERIFY = flags.DEFINE_bool(
     "verify", False, "Time the engine's steps on this machine, calibrate it, show both."
 )
+_TASK = task_flag.TASK
+_RECOMPUTE = flags.DEFINE_bool(
+    "recompute", False, "--task=grpo: compute activations again instead of storing them."
+)
+_MFU = flags.DEFINE_float(
+    "mfu", reinforcement.MFU, "--task=grpo: share of a chip's rate that training is taken to reach."
+)
 _OUTPUT = output_flag.OUTPUT
 _shared = (
     *(common, file_flags, output_flag, placement_flags, price_flag, replicas_flag, shared_flags),
-    deployment_flags,
+    *(deployment_flags, task_flag),
 )
 for _module in _shared:  # --help shows theirs too
     flags.adopt_module_key_flags(_module)
@@ -75,7 +92,15 @@ _OF_VERIFY = {
     "output",
     *(flag.name for flag in flags.FLAGS.get_key_flags_for_module(common)),
 }
+_TRAINING = "training."  # begins the settings of --task
 _ADVISED_TOKENS = 256  # new tokens of a workload that names none
+
+
+@dataclasses.dataclass(frozen=True)
+class _Policy:
+    """What --set changes in addition to a `Config` with --task=grpo."""
+
+    training: Iteration = Iteration()
 
 
 def main(_: Sequence[str]) -> None:
@@ -99,6 +124,10 @@ def main(_: Sequence[str]) -> None:
         report["slo"] = slo.answers(
             deployment, _targets(_SLO.value), contexts[0], _new_tokens(_ADVISED_TOKENS), _RATE.value
         )
+    elif _TASK.present:
+        report["grpo"] = reinforcement.plan(
+            deployment, _iteration(), contexts[0], _RECOMPUTE.value, _MFU.value
+        )
     elif _ADVISE.value:
         workload = advise.Workload(contexts[0], _new_tokens(_ADVISED_TOKENS), _GOAL.value)
         fixed = deployment.formats if _WEIGHTS.value or _CACHE.value else None
@@ -106,6 +135,8 @@ def main(_: Sequence[str]) -> None:
     else:
         deployment = _with_drafts(deployment, batches[0], contexts[0])
         report |= _sweep(deployment, batches, contexts)
+        if config.engine.adapters.slots:
+            report["adapters"] = _adapters(deployment, batches[0], contexts[0])
         if config.model.has_states:
             report["snapshots"] = {
                 "number": deployment.num_snapshots(batches[0]) * deployment.mesh.num_groups,
@@ -150,11 +181,11 @@ def _verify(config: Config) -> None:
     for flag in flags.FLAGS.get_key_flags_for_module(__name__):
         if flag.present and flag.name not in _OF_VERIFY:
             raise InputError(f"--verify answers one question: leave --{flag.name} out")
-    plan_verify.check(config.model)
+    plan_verify.check(config.model, config.engine.adapters)
     if _OUTPUT.value is not None:
         user_files.check_target(f"--output={_OUTPUT.value}", _OUTPUT.value, ".md")
     with common.bars() as progress:
-        verification = plan_verify.run(config.model, progress)
+        verification = plan_verify.run(config.model, config.engine.adapters, progress)
     render = verify_text.markdown(verification)
     if _OUTPUT.value is not None:
         file_flags.write(_OUTPUT.value, render.encode())
@@ -193,6 +224,21 @@ def _requests(deployment: Deployment, batch: int, context: int) -> dict[str, obj
     return {"requests": request_cost.trade(deployment, *lengths, new, _THINKING.value)}
 
 
+def _adapters(deployment: Deployment, batch: int, context: int) -> dict[str, object]:
+    """What slots of adapters take, and how much longer steps are with 1, 2, 4... of them."""
+    slots, rank = deployment.adapters.slots, deployment.adapters.rank
+    decode, prefill = deployment.decode_work(batch, context), deployment.prefill_work(1, context)
+    most = min(slots, decode.num_requests)
+    numbers = sorted({*(1 << n for n in range(most.bit_length())), most})
+    return {
+        "slots": slots,
+        "rank": rank,
+        "bytes": deployment.adapter_bytes,
+        "decode_s": {n: deployment.adapter_seconds(decode, n) for n in numbers},
+        "prefill_s": deployment.adapter_seconds(prefill, 1),
+    }
+
+
 def _page_groups(config: Config) -> list[dict[str, object]]:
     groups, lanes = config.cached_model.page_groups, config.engine.cache.row_multiple or 1
     sizes = config.cached_model.page_bytes(config.chip_page_tokens, lanes)
@@ -208,7 +254,11 @@ def _page_groups(config: Config) -> list[dict[str, object]]:
 def _config() -> Config:
     """The configuration that --model or --config and --set name; only checkpoints need JAX."""
     name = str(flags.FLAGS["model"].value)
-    settings = [*(flags.FLAGS["set"].value or ()), *common.flag_settings()]
+    settings = [
+        setting
+        for setting in (*(flags.FLAGS["set"].value or ()), *common.flag_settings())
+        if not (_TASK.present and setting.startswith(_TRAINING))
+    ]
     if flags.FLAGS["config"].value is None:
         if name in presets.NAMES or name in presets.PLANNED:
             return overrides.apply(Config(presets.get(name).config), settings)
@@ -224,6 +274,12 @@ def _config() -> Config:
     config: Config = common.named_config({})[1]
     run_file = common.named_run()
     return config if run_file is None else run.stored(config, run_file.published)
+
+
+def _iteration() -> Iteration:
+    """What --set changes of training."""
+    settings = [text for text in flags.FLAGS["set"].value or () if text.startswith(_TRAINING)]
+    return overrides.apply(_Policy(), settings).training
 
 
 def _hardware() -> str:
@@ -258,7 +314,7 @@ def _deployment(config: Config) -> Deployment:
     return Deployment(
         config.model, chip, formats, config.mesh, replicas, speculation, _ACCOUNTING.value,
         snapshots=config.engine.cache.snapshots if config.num_snapshots > 1 else 0,
-        samples=_SAMPLES.value,
+        samples=_SAMPLES.value, adapters=config.engine.adapters,
     )  # fmt: skip
 
 
@@ -309,6 +365,20 @@ def _targets(text: str) -> slo.Targets:
 def _check_questions() -> None:
     if _SLO.value is not None and _ADVISE.value:
         raise InputError("give either --slo or --advise")
+    if _TASK.present and _TASK.value != "grpo":
+        raise InputError(f"--task={_TASK.value}: `plan` knows grpo")
+    for flag, field in (
+        (_BATCH, "batch"),
+        (_SAMPLES, "group_size"),
+        (_NEW_TOKENS, "max_new_tokens"),
+    ):
+        if _TASK.present and flag.present:
+            raise InputError(f"--{flag.name}: --task=grpo reads --set training.{field}=... instead")
+    for name in (_RECOMPUTE.name, _MFU.name):
+        if flags.FLAGS[name].present and not _TASK.present:
+            raise InputError(f"--{name} needs --task=grpo")
+    if _TASK.present and (_SLO.value is not None or _ADVISE.value or _PLOT.value is not None):
+        raise InputError("--task=grpo answers one question: leave --slo, --advise and --plot out")
     has_question = _SLO.value is not None or _ADVISE.value
     drafts = _SPECULATE.value
     if has_question and drafts is not None and (_ADVISE.value or _automatic(drafts)):

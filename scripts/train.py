@@ -19,7 +19,7 @@ from configs.recipes.training import Recipe, TrainingConfig
 from inference.checkpoints import new_directory
 from inference.files import cache_directory, staging, user_files
 from scripts import common
-from scripts.flags import output_flag, text_flag
+from scripts.flags import output_flag, task_flag, text_flag
 from scripts.modes import train_answers, train_heads, training_steps
 
 if TYPE_CHECKING:
@@ -27,17 +27,8 @@ if TYPE_CHECKING:
     from inference.checkpoints.resolve import Resolved
     from inference.training.start import Subject
 
-_TASK = flags.DEFINE_enum(
-    "task",
-    "lm",
-    [*small.RECIPES, *train_heads.TASKS, *train_answers.TASKS],
-    "lm: the recipe's model from scratch, or --model trained on. mixture, based, s4, mamba2, "
-    "hybrid: a small mixture of experts, linear attention beside windows, S4, Mamba-2, or Mamba-2 "
-    "and attention from scratch, likewise. draft: a small model from scratch, with the tokenizer "
-    "of --model, for which it is to draft. medusa, eagle: heads that draft for --model, by default "
-    "on what it writes itself. sft, dpo: --model, on the answers of --data, or on those that are "
-    "chosen there over others.",
-)
+_TASK = task_flag.TASK
+_TASKS = *small.RECIPES, *train_heads.TASKS, *train_answers.TASKS
 _DATA = flags.DEFINE_string(
     "data",
     None,
@@ -45,7 +36,7 @@ _DATA = flags.DEFINE_string(
     "dpo: a prompt or a conversation, with a chosen and a rejected answer.",
 )
 _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
-for _module in (common, output_flag, text_flag):
+for _module in (common, output_flag, task_flag, text_flag):
     flags.adopt_module_key_flags(_module)
 
 UNREAD = common.UNREAD_BY_TRAINERS
@@ -55,6 +46,8 @@ _PICTURE = "loss.png"
 
 def main(_: Sequence[str]) -> None:
     common.check_unread("train", UNREAD)
+    if _TASK.value not in _TASKS:
+        raise InputError(f"--task={_TASK.value}: must be one of {', '.join(_TASKS)}")
     is_of_answers = _TASK.value in train_answers.TASKS
     if (_TEXT if is_of_answers else _DATA).value is not None:
         flag, other = ("text", "data") if is_of_answers else ("data", "text")

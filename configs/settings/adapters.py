@@ -38,3 +38,6 @@ class AdapterConfig(Section):
                 raise InputError(
                     f"{self.path}.extras={shown(name)}: must be of {', '.join(EXTRAS)}"
                 )
+
+
+NO_SLOTS = AdapterConfig()

@@ -51,6 +51,8 @@ def arrays(
         first_token = slot * (point.context + 1)
         tokens = _tokens(config, np.arange(first_token, first_token + point.context + 1)).tolist()
         sequence = Sequence(slot, SamplingParams(), tokens, computed, slot=slot)
+        if point.num_adapters:
+            sequence.adapter.slot = slot % point.num_adapters
         for group, pages in enumerate(config.cached_model.page_groups):
             dead = pages.spec.dead_pages(computed, page)  # those were given back
             columns = -(-(point.context + steps - 1) // page)

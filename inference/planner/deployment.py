@@ -5,11 +5,13 @@ import functools
 import math
 from collections.abc import Iterable
 
+from configs import adapters
 from configs.errors import InputError, shown
 from configs.hardware.spec import HardwareSpec
 from configs.mesh import MOST_CHIPS, ONE_CHIP, Mesh
 from configs.model import ModelConfig
-from inference.planner import cost, roofline, weights
+from configs.settings.adapters import NO_SLOTS, AdapterConfig
+from inference.planner import adapter_cost, cost, roofline, weights
 from inference.planner.cost import Cost, Operation, Precision, Work
 from inference.planner.parallel import collectives
 from inference.planner.roofline import Exchange, StepTime
@@ -27,7 +29,7 @@ class Row:
         batch, context: requests of a replica at the same time, and tokens of each prompt.
         parameters: of the model.
         weight_bytes, cache_bytes, memory_bytes: one copy of the weights, cache of all requests at
-            their longest, both and snapshots; a draft model's included.
+            their longest, both with snapshots and slots of adapters; a draft model's included.
         fits: whether each chip holds its part.
         step_s: time of a decode step, at the mean length of the sequences; of proposing and
             verifying, where there are drafts.
@@ -71,6 +73,8 @@ class Deployment:
         precision: None stores everything in the model's dtype.
         replicas: copies of the whole mesh, with requests of their own.
         samples: sequences of each request, which share the pages of its prompt and decode together.
+        adapters: room for them, which is part of the memory; of times only `adapter_seconds` counts
+            any.
         snapshots: of all layers' states, kept for prefixes on the chips of each data-parallel
             group beside those of its sequences; None: as many as it has sequences.
         accounting: 'exact' counts every byte and FLOP; 'lecture' reads all parameters and the whole
@@ -91,6 +95,7 @@ class Deployment:
     accounting: str = "exact"
     snapshots: int | None = 0
     samples: int = 1
+    adapters: AdapterConfig = NO_SLOTS
 
     def __post_init__(self) -> None:
         self.mesh.check(self.config)
@@ -207,10 +212,22 @@ class Deployment:
 
     @property
     def memory_room(self) -> float:
-        """Bytes that the weights leave on each chip for the cache; negative where they do not
-        fit.
+        """Bytes that weights and adapters leave on each chip for the cache; negative where they do
+        not fit.
         """
-        return self.hardware.memory_bytes - self.chip_weight_bytes
+        return self.hardware.memory_bytes - self.chip_weight_bytes - self.adapter_bytes
+
+    @functools.cached_property
+    def adapter_bytes(self) -> int:
+        """Bytes of the slots of adapters on each chip."""
+        if not self.adapters.slots:
+            return 0
+        return adapters.num_bytes(self._chip_model, self.adapters)
+
+    @property
+    def _chip_model(self) -> ModelConfig:
+        mesh = self.mesh
+        return self.config.per_chip(mesh.model, mesh.expert, mesh.context)
 
     @property
     def snapshot_bytes(self) -> int:
@@ -294,6 +311,14 @@ class Deployment:
         return verify + self.drafts * self.speculation.cost * (
             plain.decode_time(batch, context).total_s
         )
+
+    def adapter_seconds(self, work: Work, num_adapters: int) -> float:
+        """Time that a step takes longer where its tokens have so many different adapters."""
+        added = adapter_cost.operations(
+            self._chip_model, self.adapters.rank, work.num_tokens, num_adapters, self.formats
+        )
+        step_time = roofline.step_time(added, self.hardware, self.formats)
+        return step_time.total_s - step_time.overhead_s
 
     def decode_work(self, batch: int, context: int) -> Work:
         """A decode step of one data-parallel group."""
@@ -381,12 +406,12 @@ class Deployment:
         hourly = None if price is None else price * self.mesh.num_chips * self.replicas
         return Row(
             batch, context, weights.num_parameters(self.config), weight_bytes, cached,
-            weight_bytes + cached + snapshots,
+            weight_bytes + cached + snapshots + self.adapter_bytes,
             on_chip <= self.memory_room, step_s, ttft_s, rate,
             self.request_seconds(batch, context, new_tokens) if new_tokens else None,
             self._intensity(batch, middle), self.decode_time(batch, middle).bound,
             None if hourly is None else hourly / 3600 / rate * 1e6, tpot_s,
-            self.chip_weight_bytes + on_chip, snapshots,
+            self.chip_weight_bytes + self.adapter_bytes + on_chip, snapshots,
         )  # fmt: skip
 
     def check_lengths(self, batch: int, context: int, new_tokens: int = 0) -> None:

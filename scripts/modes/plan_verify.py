@@ -10,6 +10,7 @@ import numpy as np
 from configs.errors import InputError
 from configs.hardware.spec import HardwareSpec
 from configs.model import ModelConfig
+from configs.settings.adapters import NO_SLOTS, AdapterConfig
 from inference.benchmark import first_start, steps
 from inference.checkpoints import weight_formats
 from inference.planner.calibration import measure, store, verify
@@ -26,9 +27,11 @@ _FORMATS = "int8", "int4"  # of weights, which are verified beside the model's o
 class EngineRunner:
     """The steps of a model with random weights, on whose values their time does not depend."""
 
-    def __init__(self, model: ModelConfig, progress: Callable[[int, int, str], None]):
+    def __init__(
+        self, model: ModelConfig, room: AdapterConfig, progress: Callable[[int, int, str], None]
+    ):
         """Compiles steps that only decode or prefill, and, if padding is free, padded prefill."""
-        config = verify.engine_config(model)
+        config = verify.engine_config(model, room)
         self._runner = ModelRunner(config, params.init(decoder.param_infos(model)))
         engine = self._runner.config.engine
         self._shapes = [
@@ -71,7 +74,7 @@ def models(model: ModelConfig) -> list[ModelConfig]:
     return [model, *(dataclasses.replace(model, formats=tuple(formats.items())) for formats in few)]
 
 
-def check(model: ModelConfig) -> None:
+def check(model: ModelConfig, room: AdapterConfig = NO_SLOTS) -> None:
     """Checks that this machine can run the model's points.
 
     Raises:
@@ -84,7 +87,7 @@ def check(model: ModelConfig) -> None:
             ": set JAX_PLATFORMS=cpu"
         )
     decoder.param_infos(model)
-    needed, available = sum(verify.predicted_bytes(model)), int(measure.this_memory())
+    needed, available = sum(verify.predicted_bytes(model, room)), int(measure.this_memory())
     if needed > available:
         raise InputError(
             f"--verify holds {model.name} with full sequences: {needed} bytes, this machine has "
@@ -92,8 +95,11 @@ def check(model: ModelConfig) -> None:
         )
 
 
-def run(model: ModelConfig, progress: Callable[[int, int, str], None]) -> list[Verification]:
-    """Verifies the planner on a model in several weight formats, and keeps their last calibrations.
+def run(
+    model: ModelConfig, room: AdapterConfig, progress: Callable[[int, int, str], None]
+) -> list[Verification]:
+    """Verifies the planner on a model in several weight formats, and keeps their last calibrations;
+    or, with room for adapters, verifies an engine that has some.
 
     Raises:
         InputError: the model's steps are too slow to calibrate.
@@ -101,12 +107,13 @@ def run(model: ModelConfig, progress: Callable[[int, int, str], None]) -> list[V
     compilation_cache.enable()
     verifications = []
     for variant in models(model):
-        with contextlib.closing(EngineRunner(variant, progress)) as runner:
-            verification = verify.verify(variant, runner, progress=progress)
+        with contextlib.closing(EngineRunner(variant, room, progress)) as runner:
+            verification = verify.verify(variant, runner, room, progress=progress)
         if verification is None:
             raise InputError(
                 f"--verify: the steps of {model.name} are too slow to calibrate; name a smaller one"
             )
-        store.write(verification.hardware[-1], variant)
+        if not room.slots:  # else the constants are those of an engine that is slower
+            store.write(verification.hardware[-1], variant)
         verifications.append(verification)
     return verifications

@@ -14,7 +14,7 @@ from inference.planner.parts import Explanation, Step
 from inference.planner.request_cost import RequestCost
 from inference.planner.slo import Answer, Disaggregated
 from inference.planner.speculation import Speculation
-from scripts.reports import advice_text
+from scripts.reports import advice_text, policy_text
 from scripts.reports.tables import new_table, seconds, size, yes
 
 # --- JSON -----------------------------------------------------------------------------------------
@@ -49,12 +49,16 @@ def show(deployment: Deployment, plan: dict[str, Any]) -> None:
         _show_answers(console, plan["slo"])
     elif "advice" in plan:
         advice_text.show(console, plan["advice"])
+    elif "grpo" in plan:
+        policy_text.show(console, deployment, plan["grpo"])
     else:
         _show_rows(console, plan["rows"], plan["speculation"])
         if "requests" in plan:
             _show_requests(console, deployment, plan["requests"])
         for line in _memory(deployment, plan["parts"], plan["largest_batch"]):
             console.print(line, markup=False, soft_wrap=True)
+        if "adapters" in plan:
+            console.print(_adapters(plan["adapters"]), markup=False, soft_wrap=True)
         if "snapshots" in plan:
             console.print(_snapshots(plan["snapshots"]), markup=False, soft_wrap=True)
         if "disaggregated" in plan:
@@ -157,6 +161,15 @@ def _memory(
     fits = (f"{point['batch']:,} at {point['context']:,}" for point in largest)
     of_samples = f" of {deployment.samples} samples" if deployment.samples > 1 else ""
     yield f"largest batch: {', '.join(fits)}{of_samples}"
+
+
+def _adapters(adapters: dict[str, Any]) -> str:
+    added = (f"{seconds(time)} with {n}" for n, time in adapters["decode_s"].items())
+    return (
+        f"adapters: {adapters['slots']} slots of rank {adapters['rank']} = "
+        f"{size(adapters['bytes'])}, part of the memory; a decode step takes longer by "
+        f"{', '.join(added)} of them, a prompt by {seconds(adapters['prefill_s'])}"
+    )
 
 
 def _snapshots(snapshots: dict[str, int]) -> str:

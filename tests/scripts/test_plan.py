@@ -269,6 +269,36 @@ def test_advice_on_experts_and_latents(answer, plan):
 # --- its start ------------------------------------------------------------------------------------
 
 
+def test_an_iteration_of_reinforcement_learning(answer, plan):
+    call = (
+        "--model=llama3-8b", "--task=grpo", "--context=512", "--set=training.batch=32",
+        "--set=training.group_size=4", "--set=training.lora_rank=16", "--set=training.staleness=2",
+        "--mfu=0.5",
+    )  # fmt: skip
+    found = answer(*call)["grpo"]
+    assert found["iteration"]["batch"] == 32 and found["prompt_tokens"] == 512
+    assert found["training"]["mfu"] == 0.5 and found["training"]["passes"] == 3
+    names = [schedule["name"] for schedule in found["schedules"]]
+    assert names == ["same chips", "apart, synchronous", "apart, asynchronous by 2"]
+    assert found["schedules"][2]["step_s"] < found["schedules"][1]["step_s"]
+    shown = plan(*call, "--set=training.accumulate=64").out
+    assert "32 prompts of 512 tokens x 4 answers of 256 = 128 samples" in shown
+    assert "at 50% of its rate (an assumption: --mfu)" in shown
+    assert "the same chips hold all of it" in shown
+    assert "apart, the engine waits for the trainer" in shown
+
+
+def test_slots_of_adapters(answer, plan):
+    call = "--model=smollm2-135m", "--batch=8", "--set=engine.adapters.slots=6"
+    few, many = (answer(*call, f"--set=engine.adapters.rank={rank}") for rank in (8, 64))
+    assert many["adapters"]["bytes"] == 8 * few["adapters"]["bytes"]
+    assert few["adapters"]["slots"] == 6 and few["adapters"]["rank"] == 8
+    assert list(few["adapters"]["decode_s"]) == ["1", "2", "4", "6"]
+    memory = [found["rows"][0]["memory_bytes"] for found in (few, many)]
+    assert memory[1] - memory[0] == 7 * few["adapters"]["bytes"]
+    assert "adapters: 6 slots of rank 16 = " in plan(*call).out
+
+
 def test_it_starts_without_jax():
     code = (
         "import sys; sys.argv=['plan','--model=llama2-13b','--json']; from scripts import common, "
@@ -344,6 +374,12 @@ _REFUSED = {
     "uneven states": (
         ["--model=mamba2-2.7b", "--mesh=model=3"], "mesh model=3 does not divide the heads"
     ),
+    "another task": (["--task=sft"], "--task=sft: `plan` knows grpo"),
+    "batch of a task": (["--task=grpo", "--batch=4"], "reads --set training.batch=... instead"),
+    "task and targets": (["--task=grpo", "--advise"], "leave --slo, --advise and --plot out"),
+    "mfu without a task": (["--mfu=0.3"], "--mfu needs --task=grpo"),
+    "mfu": (["--task=grpo", "--mfu=nan"], "--mfu=nan: must be above 0 and at most 1"),
+    "field of a task": (["--task=grpo", "--set=training.steps=3"], "'steps' is not one of batch"),
     "model": (["--model=llama9"], "no model 'llama9'; valid: smollm2-135m"),
     "empty model": (["--model="], "no model ''"),
     "long model": (["--model=" + "x" * 5000], "no model"),

@@ -75,6 +75,19 @@ def test_the_page_and_the_calibrations(tiny, monkeypatch, capfd):
         assert kept is not None and kept.is_calibrated and lookup.get("cpu", each) == kept
 
 
+def test_steps_with_adapters_are_timed_beside_others(tiny, monkeypatch, capfd):
+    call = "--model=tiny", "--verify", "--json", "--set=engine.adapters.slots=2"
+    ran = apps.call(plan, monkeypatch, capfd, *call)
+    assert ran.status == 0, ran.err
+    answer = json.loads(ran.out)
+    sizes = [row["size"] for row in answer["rows"] if "adapters" in row["size"]]
+    few = ["1 rows, 1 adapters", "4 rows, 2 adapters", "2 x 64 tokens, 1 adapters"]
+    assert sizes == 2 * few
+    for allocated in answer["models"]:
+        assert allocated["predicted_weight_bytes"] == allocated["weight_bytes"]
+    assert store.calibration(MODEL) is None  # an engine without adapters is another one
+
+
 REFUSED = {
     "another question": (["--slo=ttft=1,tpot=1"], "leave --slo out"),
     "no markdown": (["--output=x.txt"], "is not a .md file"),

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from configs import adapters
 from configs.engine import Config, EngineConfig
 from configs.hardware.spec import HardwareSpec
 from configs.model import ModelConfig
-from inference.planner import cost, weights
+from configs.settings.adapters import NO_SLOTS, AdapterConfig
+from inference.planner import adapter_cost, cost, weights
 from inference.planner.calibration import calibrate
 from inference.planner.calibration.calibrate import Sample
 from inference.planner.cost import Precision, Rows, Work
@@ -33,7 +35,8 @@ _TRIES = 2  # of a point in a round
 @dataclasses.dataclass(frozen=True)
 class Point:
     """One size of step: `rows` sequences decode at `context`; or the last `chunks` of a prompt of
-    `context` tokens are prefilled (of as many prompts, where that is no longer than a chunk).
+    `context` tokens are prefilled (of as many prompts, where that is no longer than a chunk). All
+    of them have one of `num_adapters` adapters of a rank, if there are any.
     """
 
     model: ModelConfig
@@ -41,6 +44,8 @@ class Point:
     chunks: int
     context: int
     chunk_tokens: int = CHUNK_TOKENS
+    num_adapters: int = 0
+    rank: int = 0
 
     @property
     def shape(self) -> StepShape:
@@ -60,27 +65,41 @@ class Point:
         queries = 1 if self.rows else self.chunk_tokens
         rows = tuple(Rows(1, queries, context) for context in self.contexts)
         work = Work(self.shape.num_tokens, rows, self.shape.num_logits)
-        return cost.step_operations(self.model, work), Precision.of(self.model)
+        formats = Precision.of(self.model)
+        added = adapter_cost.operations(
+            self.model, self.rank, work.num_tokens, self.num_adapters, formats
+        )
+        return (*cost.step_operations(self.model, work), *added), formats
 
     @property
     def size(self) -> str:
         """Rows or tokens, as shown to people."""
-        return f"{self.rows} rows" if self.rows else f"{self.chunks} x {self.chunk_tokens} tokens"
+        size = f"{self.rows} rows" if self.rows else f"{self.chunks} x {self.chunk_tokens} tokens"
+        return f"{size}, {self.num_adapters} adapters" if self.num_adapters else size
 
 
-def engine_config(model: ModelConfig) -> Config:
+def engine_config(model: ModelConfig, room: AdapterConfig = NO_SLOTS) -> Config:
     """The configuration of the engine that runs a model's points: with pages for the largest."""
     engine = EngineConfig.of(
         max_seqs=max(_ROWS), max_context=min(MAX_CONTEXT, model.max_context),
-        chunk_tokens=CHUNK_TOKENS,
+        chunk_tokens=CHUNK_TOKENS, slots=room.slots, rank=room.rank,
     )  # fmt: skip
     return Config(model, engine).with_room(max(_ROWS))
 
 
-def points(model: ModelConfig) -> list[Point]:
-    """Decoding and prefill, as far as the model's context goes: sizes that calibrate nothing."""
+def points(model: ModelConfig, room: AdapterConfig = NO_SLOTS) -> list[Point]:
+    """Decoding and prefill, as far as the model's context goes: sizes that calibrate nothing; with
+    room for adapters also steps that have some.
+    """
     decode = [Point(model, rows, 0, context) for rows in _ROWS for context in _CONTEXTS]
     prefill = [Point(model, 0, chunks, context) for chunks, context in _CHUNKS]
+    if room.slots:
+        decode += [
+            Point(model, rows, 0, _CONTEXTS[0], num_adapters=min(rows, room.slots), rank=room.rank)
+            for rows in _ROWS
+        ]
+        chunks, context = _CHUNKS[0]
+        prefill.append(Point(model, 0, chunks, context, num_adapters=1, rank=room.rank))
     return [point for point in decode + prefill if point.context <= model.max_context]
 
 
@@ -154,6 +173,7 @@ class Verification:
 def verify(
     model: ModelConfig,
     runner: Runner,
+    room: AdapterConfig = NO_SLOTS,
     rounds: int = 3,
     seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
@@ -165,9 +185,10 @@ def verify(
 
     Args:
         runner: has the model's steps.
+        room: for adapters, of its engine.
         rounds: at least 1.
     """
-    rng, order = random.Random(seed), points(model)
+    rng, order = random.Random(seed), points(model, room)
     least = dict.fromkeys(order, math.inf)
     machines: list[HardwareSpec] = []
     calibration_s: list[float] = []
@@ -203,14 +224,17 @@ def verify(
         tuple(machines),
         statistics.median(calibration_s),
         results,
-        predicted_bytes(model),
+        predicted_bytes(model, room),
         runner.held_bytes(),
     )
 
 
-def predicted_bytes(model: ModelConfig) -> tuple[int, int]:
-    """Bytes of weights and of cache of the engine that runs a model's points."""
-    return int(weights.weight_bytes(model)), engine_config(model).pool_bytes
+def predicted_bytes(model: ModelConfig, room: AdapterConfig = NO_SLOTS) -> tuple[int, int]:
+    """Bytes of weights, slots of adapters included, and of cache of the engine that runs a model's
+    points.
+    """
+    weight_bytes = int(weights.weight_bytes(model)) + adapters.num_bytes(model, room)
+    return weight_bytes, engine_config(model, room).pool_bytes
 
 
 def weights_name(model: ModelConfig) -> str:
