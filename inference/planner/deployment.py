@@ -315,7 +315,7 @@ class Deployment:
     def adapter_seconds(self, work: Work, num_adapters: int) -> float:
         """Time that a step takes longer where its tokens have so many different adapters."""
         added = adapter_cost.operations(
-            self._chip_model, self.adapters.rank, work.num_tokens, num_adapters, self.formats
+            self._chip_model, self.adapters, work.num_tokens, num_adapters, self.formats
         )
         step_time = roofline.step_time(added, self.hardware, self.formats)
         return step_time.total_s - step_time.overhead_s

@@ -76,7 +76,9 @@ def test_the_page_and_the_calibrations(tiny, monkeypatch, capfd):
 
 
 def test_steps_with_adapters_are_timed_beside_others(tiny, monkeypatch, capfd):
-    call = "--model=tiny", "--verify", "--json", "--set=engine.adapters.slots=2"
+    # Of whole strips, as the model.
+    room = "--set=engine.adapters.slots=2", "--set=engine.adapters.rank=32"
+    call = "--model=tiny", "--verify", "--json", *room
     ran = apps.call(plan, monkeypatch, capfd, *call)
     assert ran.status == 0, ran.err
     answer = json.loads(ran.out)

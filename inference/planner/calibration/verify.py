@@ -36,7 +36,7 @@ _TRIES = 2  # of a point in a round
 class Point:
     """One size of step: `rows` sequences decode at `context`; or the last `chunks` of a prompt of
     `context` tokens are prefilled (of as many prompts, where that is no longer than a chunk). All
-    of them have one of `num_adapters` adapters of a rank, if there are any.
+    of them have one of `num_adapters` adapters in slots with this room, if there are any.
     """
 
     model: ModelConfig
@@ -45,7 +45,7 @@ class Point:
     context: int
     chunk_tokens: int = CHUNK_TOKENS
     num_adapters: int = 0
-    rank: int = 0
+    room: AdapterConfig = NO_SLOTS
 
     @property
     def shape(self) -> StepShape:
@@ -67,7 +67,7 @@ class Point:
         work = Work(self.shape.num_tokens, rows, self.shape.num_logits)
         formats = Precision.of(self.model)
         added = adapter_cost.operations(
-            self.model, self.rank, work.num_tokens, self.num_adapters, formats
+            self.model, self.room, work.num_tokens, self.num_adapters, formats
         )
         return (*cost.step_operations(self.model, work), *added), formats
 
@@ -82,9 +82,9 @@ def engine_config(model: ModelConfig, room: AdapterConfig = NO_SLOTS) -> Config:
     """The configuration of the engine that runs a model's points: with pages for the largest."""
     engine = EngineConfig.of(
         max_seqs=max(_ROWS), max_context=min(MAX_CONTEXT, model.max_context),
-        chunk_tokens=CHUNK_TOKENS, slots=room.slots, rank=room.rank,
+        chunk_tokens=CHUNK_TOKENS,
     )  # fmt: skip
-    return Config(model, engine).with_room(max(_ROWS))
+    return Config(model, dataclasses.replace(engine, adapters=room)).with_room(max(_ROWS))
 
 
 def points(model: ModelConfig, room: AdapterConfig = NO_SLOTS) -> list[Point]:
@@ -95,11 +95,11 @@ def points(model: ModelConfig, room: AdapterConfig = NO_SLOTS) -> list[Point]:
     prefill = [Point(model, 0, chunks, context) for chunks, context in _CHUNKS]
     if room.slots:
         decode += [
-            Point(model, rows, 0, _CONTEXTS[0], num_adapters=min(rows, room.slots), rank=room.rank)
+            Point(model, rows, 0, _CONTEXTS[0], num_adapters=min(rows, room.slots), room=room)
             for rows in _ROWS
         ]
         chunks, context = _CHUNKS[0]
-        prefill.append(Point(model, 0, chunks, context, num_adapters=1, rank=room.rank))
+        prefill.append(Point(model, 0, chunks, context, num_adapters=1, room=room))
     return [point for point in decode + prefill if point.context <= model.max_context]
 
 
