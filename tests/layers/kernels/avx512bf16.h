@@ -33,6 +33,12 @@ static inline __m256i stand_in_cvtneps(__m512 v) {
   return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(is_nan, rounded, quiet));
 }
 
+static inline __m512i stand_in_cvtne2ps(__m512 high, __m512 low) {
+  const __m512i narrow = _mm512_castsi256_si512(stand_in_cvtneps(low));
+  return _mm512_inserti64x4(narrow, stand_in_cvtneps(high), 1);
+}
+
 #define __AVX512BF16__ 1
+#define _mm512_cvtne2ps_pbh(high, low) stand_in_cvtne2ps(high, low)
 #define _mm512_dpbf16_ps(sum, a, b) stand_in_dpbf16(sum, (__m512i)(a), (__m512i)(b))
 #define _mm512_cvtneps_pbh(v) stand_in_cvtneps(v)

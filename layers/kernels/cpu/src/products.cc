@@ -257,6 +257,8 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
       return;
     }
     p.strips = strips_of(0);
+    for (int64_t part = 0; adapters && part < parts; part++)
+      adapters->fetch(p, g.row + block, part * strips + first);
     const bool is_whole = are_adjacent(block_order, p.num_rows);
     if (!result.gate && is_whole && width == p.num_strips * kStrip) {
       p.y = (float*)out(0);
