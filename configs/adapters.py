@@ -10,6 +10,7 @@ from configs.precision import FORMATS
 from configs.settings.adapters import AdapterConfig
 
 RANKS = 16  # of which a slot has a multiple, as kernels multiply them
+RANK_BYTES = 4  # a slot and parameter
 EMBEDDING, HEAD = "embed/table", "head/table"  # of a tied model two uses of one table
 
 
@@ -86,11 +87,17 @@ def padded_rank(room: AdapterConfig) -> int:
     return -(-room.rank // RANKS) * RANKS
 
 
-def num_bytes(config: ModelConfig, room: AdapterConfig) -> int:
-    """Bytes of all slots, which have the model's type."""
-    elements = sum(
-        room.slots * factor.elements
+def num_elements(config: ModelConfig, room: AdapterConfig) -> int:
+    """Numbers that a slot has room for."""
+    return sum(
+        factor.elements
         for info in adaptable(config, room.extras).values()
         for factor in factors(info, room)
     )
-    return round(FORMATS[config.dtype].bytes_for(elements, 1))
+
+
+def num_bytes(config: ModelConfig, room: AdapterConfig) -> int:
+    """Bytes of all slots, which have the model's type, and of their ranks."""
+    elements = room.slots * num_elements(config, room)
+    ranks = room.slots * len(adaptable(config, room.extras))
+    return round(FORMATS[config.dtype].bytes_for(elements, 1)) + RANK_BYTES * ranks

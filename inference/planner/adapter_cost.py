@@ -3,8 +3,6 @@ products for each matrix that they change, with factors of the model's type that
 each adapter of the step.
 """
 
-import dataclasses
-
 from configs import adapters
 from configs.model import ModelConfig
 from configs.precision import FORMATS
@@ -30,9 +28,9 @@ def operations(
     num_adapters = min(num_adapters, num_tokens)
     if not num_adapters:
         return ()
-    slot_bytes = adapters.num_bytes(chip_model, dataclasses.replace(room, slots=1))
-    elements = slot_bytes / FORMATS[chip_model.dtype].bytes_for(1, 1)
-    widths = sum(sum(info.shape) for info in adapters.adaptable(chip_model).values())
+    elements = adapters.num_elements(chip_model, room)
+    slot_bytes = FORMATS[chip_model.dtype].bytes_for(elements, 1)
+    widths = sum(sum(info.shape) for info in adapters.adaptable(chip_model, room.extras).values())
     product = Operation(
         "adapters",
         chip_model.num_layers,

@@ -241,8 +241,9 @@ def _forward(sequences: int, prompt_tokens: int, iteration: Iteration) -> Work:
 def _num_trained(engine: Deployment, iteration: Iteration) -> float:
     """Trained parameters of a chip."""
     if iteration.lora_rank:
-        room, chip_model = AdapterConfig(1, iteration.lora_rank), _chip_model(engine)
-        return adapters.num_bytes(dataclasses.replace(chip_model, dtype="float32"), room) / _FLOAT32
+        room = AdapterConfig(1, iteration.lora_rank)
+        padding = adapters.padded_rank(room) / iteration.lora_rank
+        return adapters.num_elements(_chip_model(engine), room) / padding
     return _weight_bytes(engine, "float32") / _FLOAT32
 
 
