@@ -20,6 +20,7 @@ from inference.checkpoints import new_directory
 from inference.files import cache_directory, staging, user_files
 from scripts import common
 from scripts.flags import output_flag, task_flag, text_flag
+from scripts.flags.deployment_flags import WEIGHTS
 from scripts.modes import train_answers, train_heads, training_steps
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
 for _module in (common, output_flag, task_flag, text_flag):
     flags.adopt_module_key_flags(_module)
 
-UNREAD = common.UNREAD_BY_TRAINERS
+UNREAD = tuple(name for name in common.UNREAD_BY_TRAINERS if name != WEIGHTS.name)
 _CHECKPOINTS = ".training"  # how the name of the directory beside the output ends
 _PICTURE = "loss.png"
 
@@ -49,6 +50,8 @@ def main(_: Sequence[str]) -> None:
     if _TASK.value not in _TASKS:
         raise InputError(f"--task={_TASK.value}: must be one of {', '.join(_TASKS)}")
     is_of_answers = _TASK.value in train_answers.TASKS
+    if not is_of_answers:
+        common.check_unread(f"--task={_TASK.value}", [WEIGHTS.name])
     if (_TEXT if is_of_answers else _DATA).value is not None:
         flag, other = ("text", "data") if is_of_answers else ("data", "text")
         raise InputError(f"--task={_TASK.value} does not read --{flag}: give --{other}=FILE")

@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -72,13 +73,27 @@ def layout(path: str, info: ParamInfo, mesh: Mesh) -> NamedSharding:
     """How a whole parameter lies on a mesh whose program XLA divides (training): each axis that a
     rule names is cut where that gives equal parts; otherwise each chip holds all of it.
     """
-    mesh_axes(path, info)  # refuses contradictions
+    return NamedSharding(mesh, _even(spec(path, info), info.shape, mesh))
+
+
+def layouts(path: str, info: ParamInfo, leaf: Any, mesh: Mesh) -> Any:
+    """`layout` of each array of a leaf that stands for a parameter (`Quantized`)."""
+    if isinstance(leaf, jax.Array):
+        return layout(path, info, mesh)
+    specs = leaf.specs(spec(path, info))
+    return jax.tree.map(
+        lambda array, spec: NamedSharding(mesh, _even(spec, array.shape, mesh)), leaf, specs
+    )
+
+
+def _even(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+    """The cuts of a spec that give equal parts."""
     cuts = []
-    for name, size in zip(info.logical_axes, info.shape, strict=True):
-        axes = tuple(axis for axis in RULES[name or "embed"] if mesh.shape[axis] > 1)
+    for part, size in itertools.zip_longest(spec, shape):
+        axes = (part,) if isinstance(part, str) else part or ()
         is_even = size % math.prod(mesh.shape[axis] for axis in axes) == 0
-        cuts.append(axes if is_even else ())
-    return NamedSharding(mesh, _spec(cuts))
+        cuts.append(tuple(axis for axis in axes if mesh.shape[axis] > 1) if is_even else ())
+    return _spec(cuts)
 
 
 def part(

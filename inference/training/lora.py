@@ -1,9 +1,11 @@
 """Training an adapter in place of a model's own weights (LoRA, Hu et al. 2021, arXiv 2106.09685).
 
 What is trained are the two factors of each module, by the name that transformers gives it. The
-decoder multiplies by them as an engine does that serves the adapter.
+decoder multiplies by them as an engine does that serves the adapter. The model below may have its
+weights in few bits (QLoRA, Dettmers et al. 2023, arXiv 2305.14314): they stay so in memory.
 """
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -12,24 +14,48 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs import adapters
+from configs import adapters, precision
+from configs.engine import Config
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
+from configs.precision import FORMATS
 from configs.recipes.training import Recipe
 from inference.adapters import peft_directory
 from inference.adapters.modules import Module, modules_of
-from inference.checkpoints import new_directory
+from inference.checkpoints import new_directory, weight_formats
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
 from inference.training.losses import Model
 from layers import decoder
 from layers.kernels.linear import adapted
+from layers.kernels.linear import api as linear
 from layers.params import Params
 from sharding import mesh as meshes
 from sharding import rules
+from sharding.rules import Values
 
 DOWN, UP = "down", "up"  # [R, D] and [F, R] of a module
+
+_LINEAR = "reference"  # products that have derivatives
+
+
+def with_base(recipe: Recipe, checkpoint: Checkpoint, weights: str | None) -> Recipe:
+    """The recipe whose model has the formats of its checkpoint, or those that `weights` asks for,
+    as `engine.weights` does. Raises InputError as `weight_formats.choose`, or if no gradient goes
+    through products with one of them.
+    """
+    model = dataclasses.replace(recipe.model, formats=checkpoint.config.formats)
+    config = Config(model).with_engine(weights=weights, linear=_LINEAR)
+    config, _ = weight_formats.choose(config, checkpoint, None)
+    formats = {name for _, of_parts in config.model.formats for name in of_parts}
+    valid = [name for name in precision.ROW_FORMATS if FORMATS[name].activations is None]
+    if rest := {name for name in formats if FORMATS[name].is_quantized} - {*valid}:
+        raise InputError(
+            f"{model.name} has weights in {', '.join(sorted(rest))}, through whose products no "
+            f"gradient goes; adapters are trained above bfloat16, float32, {', '.join(valid)}"
+        )
+    return dataclasses.replace(recipe, model=config.model)
 
 
 def modules(config: ModelConfig, endings: tuple[str, ...] = ()) -> dict[str, Module]:
@@ -70,10 +96,11 @@ def masters(recipe: Recipe) -> Params:
 def base(recipe: Recipe, checkpoint: Checkpoint, progress: Progress | None = None) -> Params:
     """The model's own parameters in their declared formats, which are not trained."""
     mesh = meshes.of(recipe.mesh)
+    convert = linear.placement(Config(recipe.model).with_engine(linear=_LINEAR))
 
-    def place(path: str, info: ParamInfo, values: object) -> jax.Array:
-        where = rules.layout(path, info, mesh) if mesh else None
-        return jax.device_put(np.asarray(values).astype(jnp.dtype(info.format)), where)
+    def place(path: str, info: ParamInfo, values: Values) -> linear.Leaf:
+        leaf = convert(path, info, values)
+        return leaf if mesh is None else jax.device_put(leaf, rules.layouts(path, info, leaf, mesh))
 
     return checkpoint.exact().load_params(decoder.param_infos(recipe.model), progress, place)
 

@@ -1,4 +1,4 @@
-"""`train --task=sft` and `--task=dpo`: a model's own weights, on answers of a file."""
+"""`train --task=sft` and `--task=dpo`: a model's weights, or an adapter, on answers of a file."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -8,6 +8,7 @@ from configs.errors import InputError
 from configs.recipes import tuning
 from configs.recipes.training import Recipe
 from scripts import common
+from scripts.flags.deployment_flags import WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +27,8 @@ _MOST_MEASURED = 256  # pairs
 
 
 def subject(task: str, checkpoint: "Checkpoint", data: str | None) -> "Subject":
-    """All weights of a checkpoint, trained on the answers of a JSONL file; raises InputError if
-    there is none, or it cannot be used.
+    """All weights of a checkpoint, or an adapter, trained on the answers of a JSONL file; raises
+    InputError if there is none, or it cannot be used.
     """
     if data is None:
         raise InputError(f"--task={task} needs --data=FILE.jsonl, whose answers it learns")
@@ -38,9 +39,18 @@ def subject(task: str, checkpoint: "Checkpoint", data: str | None) -> "Subject":
     recipe = overrides.apply(Recipe(student, training), common.settings_asked())
     if recipe.training.fim_rate:
         raise InputError("training.fim_rate is of texts; answers have no gaps: leave it out")
+    if WEIGHTS.value is not None and not recipe.training.lora_rank:
+        raise InputError(
+            f"--weights={WEIGHTS.value}: all weights are trained in float32; give --set "
+            "training.lora_rank=16 to train an adapter on them as they are"
+        )
     from sharding import mesh as meshes  # brings JAX
 
     meshes.provide(recipe.mesh, recipe.mesh.num_chips)
+    if recipe.training.lora_rank:
+        from inference.training import lora
+
+        recipe = lora.with_base(recipe, checkpoint, WEIGHTS.value)
     return (_conversations if task == "sft" else _preferences)(recipe, checkpoint, data)
 
 

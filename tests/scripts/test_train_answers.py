@@ -73,6 +73,18 @@ def test_an_adapter_is_learned_resumed_and_served(run, tmp_path):
     assert peft_directory.read(tmp_path / "a", model, AdapterConfig(rank=8)).rank == 2
 
 
+def test_an_adapter_is_learned_above_few_bits(run, tmp_path):
+    rank = ("--set=training.lora_rank=2",)
+    ran = run("dpo", DPO, f"--output={tmp_path / 'a'}", *rank, "--json", "--weights=int8")
+    assert ran.status == 0, ran
+    result = json.loads(ran.out)
+    assert result["loss"] < result["first_loss"] == pytest.approx(np.log(2), abs=1e-6)
+    assert ["layers/0/mixer/out", ["int8"]] in result["config"]["model"]["formats"]
+    shutil.rmtree(tmp_path / "a")
+    other = run("dpo", DPO, f"--output={tmp_path / 'a'}", *rank)
+    assert "holds checkpoints of another run: its model.formats" in other.error
+
+
 def test_answers_are_learned_and_served(run, tmp_path):
     ran = run("sft", SFT, f"--output={tmp_path / 'model'}", "--json")
     assert ran.status == 0, ran
@@ -137,6 +149,13 @@ def test_a_run_goes_on_where_it_was_interrupted(run, tmp_path):
     (("--task=sft", f"--model={TINY}", "--data=no.jsonl"), "cannot read no.jsonl: No such"),
     (("--task=dpo", f"--model={TINY}", "--data=a", "--set=training.dpo_beta=0"), "dpo_beta"),
     (("--task=sft", f"--model={TINY}", "--data=a", "--set=training.fim_rate=0.5"), "have no gaps"),
+    (("--task=lm", "--weights=int8"), "--task=lm does not read --weights"),
+    (("--task=sft", f"--model={TINY}", "--data=a", "--weights=int8"),
+     "--weights=int8: all weights are trained in float32; give --set training.lora_rank=16"),
+    (("--task=dpo", f"--model={TINY}", "--data=a", "--weights=w8a8", "--set=training.lora_rank=2"),
+     "llama-tokenizer has weights in w8a8, through whose products no gradient goes; "),
+    (("--task=sft", f"--model={TINY}", "--data=a", "--weights=int4", "--set=training.lora_rank=2"),
+     "rows of 52, of which int4 has no whole groups"),
 ])  # fmt: skip
 def test_what_cannot_be_trained_is_refused(monkeypatch, capfd, args, expected):
     assert expected in apps.call(train, monkeypatch, capfd, *args).error

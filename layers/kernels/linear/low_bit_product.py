@@ -10,6 +10,7 @@ own.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +33,27 @@ def product(x_TD: jax.Array, w: Quantized) -> jax.Array:
     """
     if x_TD.ndim != 2 or len(w.shape) != 2 or x_TD.shape[1] != w.shape[1]:
         raise ValueError(f"{x_TD.shape} does not go with a matrix of {w.shape}")
+    return _product(x_TD, w)
+
+
+@jax.custom_vjp
+def _product(x_TD: jax.Array, w: Quantized) -> jax.Array:
     if kernel := backends.current().skinny_product(x_TD.shape[0], w):
         return kernel(x_TD[None], w, None)[0]
     return _by_xla(x_TD, w)
+
+
+def _product_forward(x_TD: jax.Array, w: Quantized) -> tuple[jax.Array, tuple[Any, ...]]:
+    return _product(x_TD, w), (jnp.zeros(0, x_TD.dtype), w)
+
+
+def _product_backward(residuals: tuple[Any, ...], y_TF: jax.Array) -> tuple[jax.Array, None]:
+    # Without the barrier XLA would hold the matrix that the way forward expanded, to read it here.
+    (like, w), y_TF = lax.optimization_barrier((residuals, y_TF))
+    return _transposed(y_TF, w).astype(like.dtype), None
+
+
+_product.defvjp(_product_forward, _product_backward)
 
 
 def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
@@ -44,33 +63,65 @@ def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
     """
     if x_BWD.ndim != 3 or len(w.shape) != 3 or x_BWD.shape[2] != w.shape[2]:
         raise ValueError(f"{x_BWD.shape} does not go with a stack of {w.shape}")
-    backend = backends.current()
-    if kernel := backend.skinny_product(x_BWD.shape[1], w):
+    return _products(x_BWD, w, matrix_B)
+
+
+@jax.custom_vjp
+def _products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
+    if kernel := backends.current().skinny_product(x_BWD.shape[1], w):
         return kernel(x_BWD, w, matrix_B)
-    (B, W, _), (E, F, _) = x_BWD.shape, w.shape
+    return _of_blocks(_by_xla, x_BWD, w, matrix_B, w.shape[1])
+
+
+def _products_forward(
+    x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    return _products(x_BWD, w, matrix_B), (jnp.zeros(0, x_BWD.dtype), w, matrix_B)
+
+
+def _products_backward(
+    residuals: tuple[Any, ...], y_BWF: jax.Array
+) -> tuple[jax.Array, None, None]:
+    (like, w, matrix_B), y_BWF = lax.optimization_barrier((residuals, y_BWF))
+    x_BWD = _of_blocks(_transposed, y_BWF, w, matrix_B, w.shape[2])
+    return x_BWD.astype(like.dtype), None, None
+
+
+_products.defvjp(_products_forward, _products_backward)
+
+
+def _of_blocks(
+    multiply: Callable[[jax.Array, Quantized], jax.Array],
+    x_BWX: jax.Array,
+    w: Quantized,
+    matrix_B: jax.Array,
+    width: int,
+) -> jax.Array:
+    """Blocks of rows, each multiplied by its matrix of a stack: float32 [B, W, width]."""
+    (B, W, _), E, backend = x_BWX.shape, w.shape[0], backends.current()
 
     def block_product(block: tuple[jax.Array, jax.Array]) -> jax.Array:
-        x_WD, e = block
+        x_WX, e = block
         matrix = dataclasses.replace(jax.tree.map(lambda array: array[e], w), shape=w.shape[1:])
-        return _by_xla(x_WD, matrix)
+        return multiply(x_WX, matrix)
 
     def add_block(
-        y_BWF: jax.Array, block: tuple[jax.Array, tuple[jax.Array, jax.Array]]
+        y_BWX: jax.Array, block: tuple[jax.Array, tuple[jax.Array, jax.Array]]
     ) -> tuple[jax.Array, None]:
         def nothing(_: tuple[jax.Array, jax.Array]) -> jax.Array:
-            return jnp.zeros((W, F), jnp.float32)
+            return jnp.zeros((W, width), jnp.float32)
 
         nth, operands = block
-        y_WF = backend.where_needed(lambda: operands[1] < E, block_product, nothing, operands)
-        return lax.dynamic_update_index_in_dim(y_BWF, y_WF, nth, 0), None
+        y_WX = backend.where_needed(lambda: operands[1] < E, block_product, nothing, operands)
+        return lax.dynamic_update_index_in_dim(y_BWX, y_WX, nth, 0), None
 
-    empty_BWF = zeros((B, W, F), jnp.float32, matrix_B)
-    return lax.scan(add_block, empty_BWF, (jnp.arange(B), (x_BWD, matrix_B)))[0]
+    empty_BWX = zeros((B, W, width), jnp.float32, matrix_B)
+    return lax.scan(add_block, empty_BWX, (jnp.arange(B), (x_BWX, matrix_B)))[0]
 
 
 def _by_xla(x_TD: jax.Array, w: Quantized) -> jax.Array:
     """`product`; a CPU expands blocks of rows, other devices what XLA does not expand itself."""
-    T, (F, D) = len(x_TD), w.shape
+    T, F = len(x_TD), w.shape[0]
     is_rounded = FORMATS[w.format].activations is not None
     multiply = _times_rounded if is_rounded else _times
     backend = backends.current()
@@ -78,9 +129,33 @@ def _by_xla(x_TD: jax.Array, w: Quantized) -> jax.Array:
     x_TD = jnp.pad(x_TD, ((0, max(0, least_rows - T)), (0, 0)))
     if not backend.copies_in_blocks:
         return multiply(x_TD, w)[:T]
-    block_rows = max(_BLOCK_ROWS, _BLOCK_BYTES // (4 * D))
+    block_rows = _block_rows(w)
     y_TF = multiply(x_TD, w) if block_rows >= F else _by_blocks(x_TD, w, block_rows, multiply)
     return y_TF[:T]
+
+
+def _transposed(y_TF: jax.Array, w: Quantized) -> jax.Array:
+    """y w, the gradient of the activations for that of their product, float32 [T, D]; expands what
+    `_by_xla` does.
+    """
+    F, D = w.shape
+    block_rows = _block_rows(w)
+    if not backends.current().copies_in_blocks or block_rows >= F:
+        return _times_transposed(y_TF, w)
+    scale_GF, row_X = low_bit.of_rows(w), jnp.arange(block_rows)
+
+    def add_block(n: jax.Array, x_TD: jax.Array) -> jax.Array:
+        first = jnp.minimum(n * block_rows, F - block_rows)
+        y_TX = lax.dynamic_slice_in_dim(y_TF, first, block_rows, 1)
+        y_TX = jnp.where(first + row_X >= n * block_rows, y_TX, 0)  # the last are partly added
+        return x_TD + _times_transposed(y_TX, _rows(w, scale_GF, first, block_rows))
+
+    return lax.fori_loop(0, -(-F // block_rows), add_block, jnp.zeros((len(y_TF), D), jnp.float32))
+
+
+def _block_rows(w: Quantized) -> int:
+    """Rows of a matrix that a CPU expands at once."""
+    return max(_BLOCK_ROWS, _BLOCK_BYTES // (4 * w.shape[1]))
 
 
 def _by_blocks(
@@ -91,17 +166,22 @@ def _by_blocks(
 
     def add_block(n: jax.Array, y_TF: jax.Array) -> jax.Array:
         first = jnp.minimum(n * block_rows, F - block_rows)
-
-        def some(axis: int) -> Callable[[jax.Array], jax.Array]:
-            return lambda array: lax.dynamic_slice_in_dim(array, first, block_rows, axis)
-
-        block = dataclasses.replace(
-            w, data=some(0)(w.data), scale=some(1)(scale_GF), zero=jax.tree.map(some(1), w.zero),
-            row=jax.tree.map(some(0), w.row),
-        )  # fmt: skip
-        return lax.dynamic_update_slice_in_dim(y_TF, multiply(x_TD, block), first, 1)
+        y_TX = multiply(x_TD, _rows(w, scale_GF, first, block_rows))
+        return lax.dynamic_update_slice_in_dim(y_TF, y_TX, first, 1)
 
     return lax.fori_loop(0, -(-F // block_rows), add_block, jnp.zeros((len(x_TD), F), jnp.float32))
+
+
+def _rows(w: Quantized, scale_GF: jax.Array, first: jax.Array, count: int) -> Quantized:
+    """So many rows of a matrix, whose scales of each row are `scale_GF`."""
+
+    def some(axis: int) -> Callable[[jax.Array], jax.Array]:
+        return lambda array: lax.dynamic_slice_in_dim(array, first, count, axis)
+
+    return dataclasses.replace(
+        w, data=some(0)(w.data), scale=some(1)(scale_GF), zero=jax.tree.map(some(1), w.zero),
+        row=jax.tree.map(some(0), w.row),
+    )  # fmt: skip
 
 
 def _times(x_TD: jax.Array, w: Quantized) -> jax.Array:
@@ -110,6 +190,20 @@ def _times(x_TD: jax.Array, w: Quantized) -> jax.Array:
         return _dot(x_TD, low_bit.elements(w).astype(w.dtype)) * w.scale
     matrix_FD = backends.current().expanded(w)
     return _dot(x_TD, low_bit.numbers(w).astype(w.dtype) if matrix_FD is None else matrix_FD)
+
+
+def _times_transposed(y_TF: jax.Array, w: Quantized) -> jax.Array:
+    """The transpose of `_times`."""
+    if FORMATS[w.format].bits == 8 and FORMATS[w.format].group is None:
+        y_TF, matrix_FD = y_TF * w.scale, low_bit.elements(w).astype(w.dtype)
+    else:
+        expanded_FD = backends.current().expanded(w)
+        matrix_FD = low_bit.numbers(w).astype(w.dtype) if expanded_FD is None else expanded_FD
+    exact = lax.Precision.HIGHEST if w.dtype == "float32" else None  # as `_dot`
+    return lax.dot_general(
+        y_TF, matrix_FD, (((1,), (0,)), ((), ())), precision=exact,
+        preferred_element_type=jnp.float32,
+    )  # fmt: skip
 
 
 def _times_rounded(x_TD: jax.Array, w: Quantized) -> jax.Array:

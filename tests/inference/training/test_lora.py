@@ -7,16 +7,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.engine import Config
 from configs.errors import InputError
-from configs.mesh import Mesh
+from configs.kinds.feed_forward import Gated
+from configs.mesh import ONE_CHIP, Mesh
 from configs.recipes.training import Recipe, TrainingConfig
 from configs.settings.adapters import AdapterConfig
 from inference.adapters import peft_directory
-from inference.training import answer_losses, lora, losses
+from inference.checkpoints import resolve, weight_formats
+from inference.training import answer_losses, loop, lora, losses
 from inference.training.answers import Answered
 from inference.training.packing import PackedAnswers
+from inference.training.step_folder import StepFolder
+from layers import decoder
+from layers.kernels.linear import api as linear
 from tests import compiling, fakes
 from tests.inference.adapters import peft_files
+from tests.scripts import apps
 
 pytestmark = pytest.mark.quick_code
 
@@ -98,6 +105,116 @@ def test_a_mesh_trains_what_one_chip_trains():
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6), found, expected
     )
+
+
+def _few_bits(format, **changes):
+    """A model whose rows are whole groups, with its weights in a format, or as they are."""
+    layer = dataclasses.replace(fakes.llama().pattern[0], ffn=Gated(96))
+    model = dataclasses.replace(fakes.llama(), width=64, pattern=(layer,), **changes)
+    formats = {} if format is None else weight_formats.rounded(model, format)
+    return dataclasses.replace(model, formats=tuple(formats.items()))
+
+
+@pytest.mark.parametrize("format", ["int8", "int4", "mxfp4"])
+def test_the_loss_above_few_bits_is_that_of_the_engine(tmp_path, format):
+    model = _few_bits(format)
+    recipe = Recipe(model, _TRAINING)
+    factors, values = _drawn(recipe), fakes.real_params(model)
+    config = Config(model).with_engine(linear="reference")
+    base = linear.pack_params(config, values, decoder.param_infos(model))
+    batch = PackedAnswers(_SEQUENCES, 32, 4, 0, False).batch(0)
+    loss = compiling.jit(answer_losses.answers(model, lora.model(recipe)))(factors, base, batch)
+    lora.write(factors, recipe, "tiny", tmp_path / "adapter")
+    with fakes.no_draws():
+        engine = fakes.engine(
+            model, values, "one", False, slots=1, rank=8, max_seqs=4, activations="exact"
+        )
+        engine.adapters.load("tuned", tmp_path / "adapter")
+        scores = engine.score([sequence.tokens for sequence in _SEQUENCES], "tuned")
+    lost = [
+        -logprob for score, sequence in zip(scores, _SEQUENCES, strict=True)
+        for logprob, is_answer in zip(score.logprobs, sequence.is_answer[1:], strict=True)
+        if is_answer
+    ]  # fmt: skip
+    np.testing.assert_allclose(loss, np.mean(lost), rtol=1e-5)
+
+
+def _temporary_bytes(num_layers):
+    """Of the gradient of an adapter above int4, of eight tokens."""
+    layer = dataclasses.replace(fakes.llama().pattern[0], ffn=Gated(2048))
+    model = dataclasses.replace(
+        fakes.llama("bfloat16", num_layers=num_layers), width=256, pattern=(layer,)
+    )
+    model = dataclasses.replace(model, formats=tuple(weight_formats.rounded(model, "int4").items()))
+    recipe = Recipe(model, dataclasses.replace(_TRAINING, batch=1, window=8))
+    base = linear.abstract(Config(model).with_engine(linear="reference"), model.parameters())
+    batch = PackedAnswers([_SEQUENCES[-1]], 8, 1, 0).batch(0)
+    gradient = jax.jit(jax.grad(answer_losses.answers(model, lora.model(recipe))))
+    compiled = gradient.lower(lora.masters(recipe), base, batch).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.quick_code(False)
+def test_no_layer_of_few_bits_stays_dequantized():
+    """Two more layers take less than the numbers of one, which are bfloat16."""
+    num_numbers = 3 * 256 * 2048
+    assert _temporary_bytes(3) - _temporary_bytes(1) < 2 * num_numbers
+
+
+def _losses(recipe, checkpoint, weights, **more):
+    """Of a training's steps, and what it leaves."""
+    recipe = lora.with_base(recipe, checkpoint, weights)
+    vocab_size, seen = recipe.model.vocab_size, []
+    sequences = [
+        Answered([token % vocab_size for token in sequence.tokens], sequence.is_answer)
+        for sequence in _SEQUENCES * 3
+    ]
+    data = PackedAnswers(sequences, 32, 4, 0)
+    values = loop.train(
+        answer_losses.answers(recipe.model, lora.model(recipe)), lora.masters(recipe), data,
+        recipe.training, frozen=lora.base(recipe, checkpoint), observe=seen.append, **more,
+    )  # fmt: skip
+    return seen[-1], jax.device_get(values)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return resolve.resolve(str(apps.TINY)).open(None)
+
+
+def _of(checkpoint, mesh=ONE_CHIP):
+    training = dataclasses.replace(_TRAINING, batch=4, accumulate=2, learning_rate=1e-2)
+    return Recipe(checkpoint.config, training, mesh)
+
+
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_chips_train_what_one_chip_trains(tiny, weights):
+    expected, _ = _losses(_of(tiny), tiny, weights)
+    divided, _ = _losses(_of(tiny, Mesh(data=2, model=2)), tiny, weights)
+    np.testing.assert_allclose(divided, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_an_interrupted_training_ends_with_the_same_bits(tmp_path, tiny, weights):
+    straight = _losses(_of(tiny), tiny, weights)
+    stops = iter([False, False, True])
+    folder = StepFolder(tmp_path / "steps", {})
+    _losses(_of(tiny), tiny, weights, folder=folder, stop=lambda: next(stops))
+    again = _losses(_of(tiny), tiny, weights, folder=StepFolder(tmp_path / "steps", {}))
+    jax.tree.map(np.testing.assert_array_equal, again, straight)
+
+
+def test_a_quantized_checkpoint_is_trained_on_as_it_is():
+    checkpoint = resolve.resolve(str(apps.ROOT / "tests/golden/quantized/awq-g32")).open(None)
+    recipe = lora.with_base(_of(checkpoint), checkpoint, None)
+    assert recipe.model.formats == checkpoint.config.formats
+    losses_of_steps, _ = _losses(_of(checkpoint), checkpoint, None)
+    assert losses_of_steps[-1] < losses_of_steps[0]
+    with pytest.raises(InputError, match="engine.weights=int8 would round them again"):
+        lora.with_base(_of(checkpoint), checkpoint, "int8")
+    rounding = resolve.resolve(str(apps.ROOT / "tests/golden/quantized/ct-w8a8")).open(None)
+    with pytest.raises(InputError, match="has weights in w8a8, through whose products no grad"):
+        lora.with_base(_of(rounding), rounding, None)
 
 
 def test_modules_that_are_not_there_are_refused():

@@ -1,6 +1,7 @@
 """Arrays of few bits beside their blocks' numbers, in float64."""
 
 import dataclasses
+import functools
 import math
 import operator
 
@@ -70,6 +71,26 @@ def test_products_in_float32(format):
     found = compiling.call(linear, x_TD, w)
     assert found.shape == (9, 600) and found.dtype == jnp.float32
     np.testing.assert_allclose(found, x_TD @ numbers.T, atol=2e-6 * D)
+
+
+@pytest.mark.quick_code
+@pytest.mark.parametrize("format", ["int8", "fp8", "int4", "int3_asym_g64", "fp8_block"])
+def test_derivatives_of_products(format):
+    """Of a matrix in two blocks of rows, and of a stack, one of whose matrices has no rows."""
+
+    def pulled(multiply):
+        return lambda x, y, *others: jax.vjp(lambda x: multiply(x, *others), x)[1](y)[0]
+
+    w, numbers = drawn(format, 600, 640)
+    x_TD, y_TF = tokens(9, 640), tokens(9, 600, seed=2)
+    slope_TD = compiling.call(pulled(linear), x_TD, y_TF, w)
+    np.testing.assert_allclose(slope_TD, y_TF @ numbers, atol=1e-3)
+    w, numbers = drawn(format, 3, 48, 640)
+    sizes_E, matrix_X = jnp.array([5, 0, 4]), [0] * 5 + [2] * 4
+    multiply = functools.partial(grouped_linear, deterministic=False)
+    slope_XD = compiling.call(pulled(multiply), x_TD, y_TF[:, :48], w, sizes_E)
+    expected = np.einsum("xf,xfd->xd", y_TF[:, :48], numbers[matrix_X])
+    np.testing.assert_allclose(slope_XD, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("format", ["int8", "fp8", "int4", "int3_asym_g64"])
