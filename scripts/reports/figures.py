@@ -85,6 +85,11 @@ PAGES = (
         "docs/results/infill.md", ("inference/training", "inference/text/infill.py"),
         ("-m", "scripts.reports.gaps"), 30,
     ),
+    Page(
+        "docs/results/tuning.md",
+        ("inference/training", "inference/adapters", "layers/kernels/linear"),
+        ("-m", "scripts.reports.tuning"), 20,
+    ),
     Page("docs/scaling.md", _COMPILED),
     Page("docs/compiled_mixtures.md", _COMPILED),
 )  # fmt: skip
