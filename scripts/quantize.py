@@ -59,6 +59,7 @@ for _module in (common, output_flag):
 
 UNREAD = common.UNREAD_BY_TRAINERS
 _OWN = "own"
+_PARTS = ".quantizing"  # how the name of the folder beside the output ends
 _WINDOW = 512  # tokens that are read together
 _MAX_BYTES = 64 << 20  # of a text
 
@@ -69,8 +70,8 @@ def main(_: Sequence[str]) -> None:
     output = new_directory.target(_OUTPUT.value)
     common.check_unread("quantize", UNREAD)
     from inference.checkpoints import load, provenance, resolve
+    from inference.layerwise.parts import Parts
     from inference.quantize import export, plan, rotation, walk
-    from inference.quantize.parts import ENDING, Parts
     from layers import params
 
     method = plan.method(_METHOD.value)
@@ -112,7 +113,7 @@ def main(_: Sequence[str]) -> None:
             checkpoint, dict(quantization.formats), windows.reshape(-1), record, output
         )
         windows = None
-    parts = Parts(output.with_name(output.name + ENDING), record)
+    parts = Parts(output.with_name(output.name + _PARTS), record)
     rounded = walk.Walk(contents, model, quantization, parts)
     with common.bars() as progress:
         rounded.run(windows, progress)

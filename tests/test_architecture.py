@@ -63,7 +63,8 @@ ROOMS = (
         "engine",
         "follower",
     ),
-    *("training", "quantize", "http_client", "benchmark", "batches", "server"),
+    *("training", "layerwise", "quantize"),
+    *("http_client", "benchmark", "batches", "server"),
 )
 
 SERVER_ROOMS = ("protocol", "endpoints", "web", "replicas")  # of inference/server/, likewise

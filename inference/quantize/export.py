@@ -12,7 +12,7 @@ from inference.checkpoints.checkpoint import Checkpoint, Contents, NewCheckpoint
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import blocks
 from inference.checkpoints.tensor_source import TensorSource
-from inference.quantize.parts import Parts
+from inference.layerwise.parts import Parts
 from inference.quantize.walk import Walk
 
 

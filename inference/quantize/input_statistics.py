@@ -1,10 +1,15 @@
 """What calibration saw of a matrix's inputs."""
 
 import dataclasses
+from collections.abc import Collection, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from inference.layerwise.stream import OF_LAYER, Stream, Values, Watch
+
+_ROWS = 256  # inputs of a matrix that are kept as they are, about
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +54,36 @@ class InputStatistics:
 BatchStatistics = dict[str, jax.Array]
 
 
+@dataclasses.dataclass(frozen=True)
+class _InputWatch(Watch):
+    num_rows: int
+    has_products: bool
+
+    def of_product(
+        self,
+        path: str,
+        weight: jax.Array,
+        x_XD: jax.Array,
+        sizes_E: jax.Array | None,
+        shape: tuple[int, int],
+    ) -> BatchStatistics:
+        return of_batch(x_XD, sizes_E, self.num_rows, self.has_products)
+
+
+def observed(
+    stream: Stream, index: int, values: Values, paths: Collection[str], has_products: bool
+) -> dict[str, InputStatistics]:
+    """What a layer's matrices of these paths read, by path; `values` are the layer's, before they
+    get few bits, and `has_products` asks for sums of x x^T.
+    """
+    statistics: dict[str, InputStatistics] = {}
+    watch = _InputWatch(frozenset(paths), -(-_ROWS // stream.num_batches), has_products)
+    for notes in stream.observe(index, values, watch):
+        for path in notes.keys() - {OF_LAYER}:
+            statistics[path] = merged(statistics.get(path), notes[path])
+    return statistics
+
+
 def of_batch(
     x_XD: jax.Array, sizes_E: jax.Array | None, num_rows: int, has_products: bool
 ) -> BatchStatistics:
@@ -90,7 +125,7 @@ def _of_rows(
     return statistics
 
 
-def merged(before: InputStatistics | None, batch: dict[str, np.ndarray]) -> InputStatistics:
+def merged(before: InputStatistics | None, batch: Mapping[str, np.ndarray]) -> InputStatistics:
     """With another batch, in float64 where there are sums."""
     products = batch.get("products_DD")
     latest = InputStatistics(

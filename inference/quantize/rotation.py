@@ -13,8 +13,8 @@ import numpy as np
 from configs.errors import InputError
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
+from inference.layerwise.stream import Values
 from inference.quantize import folds
-from inference.quantize.folds import Values
 
 _WRITERS = "mixer/out", "ffn/down", "ffn/experts/down", "ffn/shared/down"
 _TABLES = "embed/table", "positions/table", "head/table"

@@ -11,7 +11,6 @@ import dataclasses
 import jax
 import numpy as np
 
-from configs.errors import InputError
 from configs.kinds.params import ParamInfo, leaves
 from configs.model import ModelConfig
 from inference.checkpoints import load
@@ -19,19 +18,16 @@ from inference.checkpoints.checkpoint import Contents
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import Stored
 from inference.checkpoints.native import blocks
-from inference.quantize import folds, layer, rotation
+from inference.layerwise import reader
+from inference.layerwise.parts import Parts
+from inference.layerwise.stream import Stream, Values
+from inference.quantize import folds, input_statistics, layer, rotation
 from inference.quantize import plan as plans
-from inference.quantize.folds import Values
-from inference.quantize.parts import Parts
 from inference.quantize.plan import Plan
 from inference.quantize.rotation import Rotation
-from inference.quantize.stream import Stream
 from layers import quantized
 
 OUTSIDE_LAYERS = "rest"  # the part of all that belongs to no layer
-
-_LOOKED_UP = "embed/table", "inputs/table"  # by tokens
-_LAST = "head/table", "final_norm"
 
 
 class Walk:
@@ -89,7 +85,7 @@ class Walk:
             values = self._rotation.layer(values)
         inputs = {}
         if stream is not None:
-            inputs = stream.observe(index, values, formats, method.has_products)
+            inputs = input_statistics.observed(stream, index, values, formats, method.has_products)
         layer.balanced(
             method, values, inputs, formats, folds.of_layer(self._runs, index), self.config.dtype
         )
@@ -121,15 +117,17 @@ class Walk:
         """What tokens are embedded with, the rows of these ids."""
         numbers = {}
         for path, array in self._parts.read(OUTSIDE_LAYERS).items():
-            if not path.startswith(_LAST):
-                numbers[path] = self._numbers(path, array[ids] if path in _LOOKED_UP else array)
+            if not path.startswith(reader.LAST):
+                numbers[path] = self._numbers(
+                    path, array[ids] if path in reader.LOOKED_UP else array
+                )
         return numbers
 
     def _table(self, path: str) -> np.ndarray:
         """What belongs to no layer, as it is stored: rounded to nearest, whatever the method."""
         dtype, parts = jax.numpy.dtype(self._infos[path].format), []
         for rows in load.rows_of(self._contents.source, self._stored(path)):
-            _check_finite(path, rows)
+            reader.check_finite(path, rows)
             if self._rotation is not None:
                 rows = self._rotation.rest(path, rows)
             if path in self._plan.formats:
@@ -139,20 +137,12 @@ class Walk:
 
     def _values(self, path: str) -> np.ndarray:
         """A parameter as it is in the checkpoint, float32."""
-        info = dataclasses.replace(self._infos[path], format="float32")
-        values = np.asarray(load.StoredParameter(self._contents.source, self._stored(path), info))
-        _check_finite(path, values)
-        return values
+        return reader.read(self._contents.source, self._stored(path), path, self._infos[path])
 
     def _stored(self, path: str) -> Stored:
         """What a parameter is made of: a head that becomes one, of the embedding."""
         is_new = path == "head/table" and self._source.tied
         return self._contents.name_map("embed/table" if is_new else path)
-
-
-def _check_finite(path: str, values: np.ndarray) -> None:
-    if not np.isfinite(values).all():
-        raise InputError(f"{path} holds numbers that are not finite")
 
 
 def _flat(config: ModelConfig) -> dict[str, ParamInfo]:

@@ -14,8 +14,8 @@ from inference.checkpoints.gguf.export import gguf_export
 from inference.families.shared import gguf_names
 from inference.files import ownership
 from inference.files.resumable_results import ResumableResults
+from inference.layerwise.parts import Parts
 from inference.planner.calibration import store
-from inference.quantize.parts import Parts
 from inference.training import token_file
 from layers import decoder
 from tests.inference.checkpoints import test_packed_file

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from configs.precision import FORMATS
-from inference.quantize.folds import Fold, Values
+from inference.layerwise.stream import Values
+from inference.quantize.folds import Fold
 from inference.quantize.input_statistics import InputStatistics
 from inference.quantize.methods import rtn
 from layers import quantized

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from inference.quantize.folds import Fold, Values
+from inference.layerwise.stream import Values
+from inference.quantize.folds import Fold
 from inference.quantize.input_statistics import InputStatistics
 
 _ALPHA = 0.5  # of the activations' size moves, on a logarithmic scale

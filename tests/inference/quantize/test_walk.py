@@ -16,8 +16,8 @@ from configs.model import LayerSpec
 from configs.recipes import few_bits
 from inference.checkpoints import convert, load, manifest, resolve
 from inference.checkpoints.names import Stored
+from inference.layerwise.parts import Parts
 from inference.quantize import export, plan
-from inference.quantize.parts import Parts
 from inference.quantize.walk import Walk
 from layers import params, quantized
 from tests.inference.quantize import models

@@ -10,8 +10,6 @@ from configs.errors import InputError, reason, shown
 from inference.checkpoints import mapped, safetensors_file
 from inference.files import atomic, digests, user_files
 
-ENDING = ".quantizing"  # how the folder beside an output ends
-
 _RECORD = "run.json"
 _FIGURES = "figures"
 

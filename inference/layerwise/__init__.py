@@ -1,0 +1,1 @@
+"""A model run and written a layer at a time, in memory for one of them."""
