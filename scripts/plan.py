@@ -38,11 +38,13 @@ from inference.planner.deployment import ACCOUNTINGS, Deployment
 from inference.planner.speculation import Speculation
 from scripts import common
 from scripts.flags import (
+    chip_flag,
     deployment_flags,
     file_flags,
     output_flag,
     placement_flags,
     price_flag,
+    samples_flag,
     shared_flags,
     speculation_flags,
     task_flag,
@@ -50,16 +52,14 @@ from scripts.flags import (
 from scripts.flags.requests import replicas_flag
 from scripts.reports import plan_text
 
-_HARDWARE = flags.DEFINE_string(
-    "hardware", "h100", f"{', '.join(catalog.NAMES)} or cpu; with --config: its target's chip."
-)
+_HARDWARE = chip_flag.HARDWARE
 _BATCH, _CONTEXT = placement_flags.BATCH, placement_flags.CONTEXT
 _NEW_TOKENS = shared_flags.NEW_TOKENS
 _WEIGHTS, _CACHE = deployment_flags.WEIGHTS, deployment_flags.CACHE
 _MESH = deployment_flags.MESH
 _REPLICAS = replicas_flag.REPLICAS
 _SPECULATE = speculation_flags.SPECULATE
-_SAMPLES = flags.DEFINE_integer("samples", 1, "Answers that each request samples (best_of).")
+_SAMPLES = samples_flag.SAMPLES
 _THINKING = flags.DEFINE_integer("thinking_tokens", 0, "Tokens of thought before --new_tokens.")
 _ACCOUNTING = flags.DEFINE_string("accounting", "exact", f"{' or '.join(ACCOUNTINGS)}.")
 _PLOT = file_flags.PLOT
@@ -82,7 +82,7 @@ _MFU = flags.DEFINE_float(
 _OUTPUT = output_flag.OUTPUT
 _shared = (
     *(common, file_flags, output_flag, placement_flags, price_flag, replicas_flag, shared_flags),
-    *(deployment_flags, task_flag),
+    *(chip_flag, deployment_flags, samples_flag, task_flag),
 )
 for _module in _shared:  # --help shows theirs too
     flags.adopt_module_key_flags(_module)

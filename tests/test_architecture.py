@@ -63,7 +63,7 @@ ROOMS = (
         "engine",
         "follower",
     ),
-    *("training", "layerwise", "quantize"),
+    *("training", "layerwise", "quantize", "prune"),
     *("http_client", "benchmark", "batches", "server"),
 )
 

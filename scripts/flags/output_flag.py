@@ -1,4 +1,4 @@
-"""The flag that six apps share, so that one process can load all."""
+"""The flag that seven apps share, so that one process can load all."""
 
 from absl import flags
 
@@ -7,5 +7,5 @@ OUTPUT = flags.DEFINE_string(
     None,
     "generate: one JSON result a line, and beside it the configuration. plan: --verify's page. "
     "evaluate: what the model made of each document of --task_file, a JSON line each. convert, "
-    "train, quantize: the directory, which must not exist yet.",
+    "train, quantize, prune: the directory, which must not exist yet.",
 )

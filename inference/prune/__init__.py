@@ -1,0 +1,1 @@
+"""Smaller models made of larger ones: what matters least is removed, whole."""

@@ -1,0 +1,46 @@
+"""A pruned model as a checkpoint, which says what it was made of."""
+
+import json
+from collections.abc import Mapping
+
+from inference.checkpoints.checkpoint import Checkpoint, NewCheckpoint
+from inference.prune import child, shapes
+from inference.prune.importance import Importance
+from inference.prune.selection import Selection
+from inference.prune.shapes import Widths
+
+RECORD = "pruning.json"  # the file that says what a directory was made of
+
+
+def checkpoint(
+    parent: Checkpoint,
+    importance: Importance,
+    widths: Widths,
+    selection: Selection,
+    provenance: Mapping[str, object],
+) -> NewCheckpoint:
+    """Returns what is left of a checkpoint, not written yet.
+
+    Args:
+        provenance: what else `RECORD` says, plain JSON values.
+    """
+    config, before = parent.config, parent.contents()
+    model = shapes.pruned(config, widths, selection.layers)
+    record = {
+        **provenance,
+        "widths": dict(widths),
+        "layers": list(selection.layers),
+        "removed": selection.removed(),
+        "parameters": child.num_parameters(model),
+        "parameters_before": child.num_parameters(config),
+    }
+    contents = child.contents(config, model, before, selection)
+
+    def read_files() -> dict[str, bytes]:
+        return before.read_files() | {RECORD: (json.dumps(record) + "\n").encode()}
+
+    return NewCheckpoint(
+        config=model,
+        eos_ids=parent.eos_ids,
+        new_contents=type(contents)(contents.source, contents.name_map, read_files),
+    )

@@ -1,0 +1,110 @@
+"""`python -m scripts.prune`: what it writes, says and rejects."""
+
+import errno
+import json
+
+import pytest
+
+from inference.checkpoints import resolve
+from scripts import prune
+from tests.scripts import apps
+
+pytestmark = pytest.mark.quick_code
+
+_TEXT = "Where does the workload wait? It waits for memory, then for arithmetic.\n" * 60
+
+
+@pytest.fixture
+def run(monkeypatch, capfd, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(_TEXT)
+
+    def call(*args, text=text, output=tmp_path / "child"):
+        source = [] if text is None else [f"--text={text}"]
+        sizes = ["--samples=4", "--sample_tokens=32"]
+        named = [f"--model={apps.TINY}", f"--output={output}"]
+        return apps.call(prune, monkeypatch, capfd, *named, *source, *sizes, *args)
+
+    return call
+
+
+def test_a_model_is_pruned_to_widths(run, tmp_path):
+    ran = run("--widths=layers=1,ffn_width=40,kv_heads=1", "--json")
+    assert ran.status == 0, ran.err
+    result = json.loads(ran.out)
+    config = resolve.resolve(str(tmp_path / "child")).config
+    assert config.num_layers == 1 and config.layers[0].ffn.width == 40
+    assert config.layers[0].mixer.num_kv_heads == 1
+    assert result["parameters"] < result["parameters_before"] and result["candidates"] == []
+    record = json.loads((tmp_path / "child" / "pruning.json").read_text())
+    assert record["layers"] == result["layers"] and len(record["parent"]) == 64
+    assert len(record["removed"]["ffn_width"][str(record["layers"][0])]) == 12
+    assert not (tmp_path / "child.pruning").exists()
+
+
+def test_a_budget_is_met_by_the_shape_that_loses_least(run, tmp_path):
+    ran = run("--target_params=0.7", "--json")
+    assert ran.status == 0, ran.err
+    result = json.loads(ran.out)
+    losses = [candidate["loss"] for candidate in result["candidates"]]
+    assert losses == sorted(losses) and len(losses) > 1
+    assert result["widths"] == result["candidates"][0]["widths"]
+    assert 0.68 <= result["parameters"] / result["parameters_before"] <= 0.7
+    assert any(candidate["is_best"] for candidate in result["candidates"])
+    by_time = run("--target_latency_ms=0.5", "--native", output=tmp_path / "other")
+    assert by_time.status == 1 and "--target_latency_ms=0.5: no shape" in by_time.err
+
+
+def test_samples_are_lines_or_the_models_own(run, tmp_path):
+    lines = tmp_path / "data.jsonl"
+    lines.write_text("".join(json.dumps({"text": _TEXT[:400]}) + "\n" for _ in range(8)) + "\n")
+    assert run("--widths=ffn_width=40", text=lines, output=tmp_path / "lines").status == 0
+    assert run("--widths=ffn_width=40", text=None, output=tmp_path / "written").status == 0
+    lines.write_text('{"text": 3}\n')
+    error = run("--widths=ffn_width=40", text=lines, output=tmp_path / "none").err
+    assert "line 1 is no object with" in error.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ([], "--widths, --target_params or --target_latency_ms says how small"),
+        (["--widths=layers"], "--widths=layers: must be an axis and a number"),
+        (
+            ["--widths=experts=2"],
+            "--widths=experts=2: llama-tokenizer has none of it; it has layers=2",
+        ),
+        (["--widths=layers=0"], "--widths=layers=0: must be at least 1"),
+        (["--widths=kv_heads=0"], "--widths=kv_heads=0: must be at least 1"),
+        (["--widths=ffn_width=53"], "--widths=ffn_width=53: llama-tokenizer has 52; give fewer"),
+        (["--target_params=1.5"], "--target_params=1.5: must be a share between 0 and 1"),
+        (["--target_params=0.01"], "--target_params=0.01: no shape of llama-tokenizer is so small"),
+        (["--target_params=0.5", "--target_latency_ms=1"], "give one of them"),
+        (["--target_latency_ms=-1"], "must be a finite number above 0"),
+        (["--widths=layers=1", "--aggregate=max,l2"], "must be two of mean and l2"),
+        (["--widths=layers=1", "--samples=100000"], "needs more; give more text"),
+        (["--widths=layers=1", "--samples=0"], "must be at least 1 sample"),
+        (["--widths=layers=1", "--seed=3"], "--seed goes with --random"),
+        (["--widths=layers=1", "--set=model.dtype=float32"], "leave --set and --mesh out"),
+        (["--widths=layers=1", "--weights=int8"], "prune does not read --weights"),
+        (["--widths=layers=1", "--text=missing.txt"], "cannot read missing.txt"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(run, args, message, tmp_path):
+    ran = run(*args)
+    assert ran.status == 1 and ran.out == "" and message in ran.err.splitlines()[-1]
+    assert not (tmp_path / "child").exists()
+
+
+def test_a_full_disk_is_said_in_one_line_and_the_scores_stay(run, tmp_path, monkeypatch):
+    from inference.checkpoints.hf import weights_export
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights_export, "write", full)
+        ran = run("--widths=ffn_width=40")
+    assert ran.status == 1 and "No space left on device" in ran.err.splitlines()[-1]
+    assert not (tmp_path / "child").exists() and (tmp_path / "child.pruning").exists()
+    assert run("--widths=ffn_width=40").status == 0
