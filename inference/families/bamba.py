@@ -29,7 +29,7 @@ def _read_bamba(keys: Keys) -> ModelFields:
 def _write_bamba(config: ModelConfig) -> dict[str, object]:
     """Returns the keys, with `rope_parameters`, because the older object has no share."""
     attends = [n for n, layer in enumerate(config.layers) if isinstance(layer.mixer, Attention)]
-    raw = state_space.hybrid_keys(config) | {"attn_layer_indices": attends}
+    raw = state_space.expanded_keys(config) | {"attn_layer_indices": attends}
     rope = state_space.attention(config).rope or Rope(share=0.5)
     positions = export_fields.rope_scaling(rope.scaling) or {"rope_type": "default"}
     positions |= {"rope_theta": rope.theta, "partial_rotary_factor": rope.share}

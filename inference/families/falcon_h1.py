@@ -73,9 +73,7 @@ def _scales(keys: Keys, key: str, count: int) -> tuple[float, ...]:
 def _write_falcon_h1(config: ModelConfig) -> dict[str, object]:
     mixer, state, ffn = _parts(config.layers[0])
     (attention_in, state_in), (attention_out, state_out) = mixer.in_scales, mixer.out_scales
-    raw = state_space.hybrid_keys(config)
-    del raw["mamba_expand"]
-    return raw | {
+    return state_space.hybrid_keys(config) | {
         "mamba_d_ssm": state.inner_width,
         "mamba_rms_norm": state.norm_width != 0,
         "mamba_norm_before_gate": state.norms_first,

@@ -85,7 +85,7 @@ def _by_name(kind: object, attention: Attention, state: Mamba2) -> Attention | M
 def _write_hybrid(config: ModelConfig) -> dict[str, object]:
     attention, ffn = state_space.attention(config), config.layers[0].ffn
     attends = [isinstance(layer.mixer, Attention) for layer in config.layers]
-    raw = state_space.hybrid_keys(config)
+    raw = state_space.expanded_keys(config)
     raw.pop("mlp_bias", None)
     raw |= {
         "position_embedding_type": "rope" if attention.rope else "nope",

@@ -81,10 +81,19 @@ def mamba2(keys: Keys, inner: int, **fields: Any) -> Mamba2:
     return Mamba2(heads, head_width, state, groups, conv, **defaults | fields)
 
 
-def expansion(mixer: Mamba2, width: int) -> float:
-    """Returns the ratio of the elements of all heads to the model's width, an integer if whole."""
+def expansion(mixer: Mamba2, width: int) -> int:
+    """Returns the ratio of the elements of all heads to the model's width.
+
+    Raises:
+        InputError: it is not whole, and transformers reads integers alone.
+    """
     ratio, remainder = divmod(mixer.inner_width, width)
-    return mixer.inner_width / width if remainder else ratio
+    if remainder:
+        raise InputError(
+            f"the {mixer.inner_width} elements of Mamba-2's heads have no place in a config.json: "
+            f"they must be a multiple of the model's width, {width}"
+        )
+    return ratio
 
 
 def limits_as_json(mixer: Mamba2) -> list[object]:
@@ -106,11 +115,20 @@ def hybrid_keys(config: ModelConfig) -> dict[str, object]:
     return raw | {"attention_bias": "out" in mixer.biases} | mamba2_keys(config)
 
 
+def expanded_keys(config: ModelConfig) -> dict[str, object]:
+    """Returns `hybrid_keys` with the key that `expanded` reads; raises as `expansion`."""
+    return hybrid_keys(config) | {"mamba_expand": expansion(_mamba2(config), config.width)}
+
+
+def _mamba2(config: ModelConfig) -> Mamba2:
+    """Returns the first layer of Mamba-2, or a placeholder where there is none."""
+    return next(iter(config.mixers(Mamba2)), Mamba2(1, 2 * config.width, 1))
+
+
 def mamba2_keys(config: ModelConfig) -> dict[str, object]:
     """Returns the keys that `mamba2` reads."""
-    mixer: Mamba2 = next(iter(config.mixers(Mamba2)), Mamba2(1, 2 * config.width, 1))
+    mixer = _mamba2(config)
     return {
-        "mamba_expand": expansion(mixer, config.width),
         "mamba_n_heads": mixer.num_heads,
         "mamba_d_head": mixer.head_width,
         "mamba_n_groups": mixer.num_groups,
