@@ -85,13 +85,13 @@ class Part:
 
 def parts(layer: LayerSpec) -> list[Part]:
     """Returns a layer's parts."""
-    found = []
+    members: list[Part] = []
     for name, kind in (("mixer", layer.mixer), ("ffn", layer.ffn)):
-        members = kind.parts if kind else ()
-        for member in members:
-            nested = f"{name}/{member.name}" if len(members) > 1 else name
-            found.append(Part(nested, member))
-    return found
+        nested = kind.parts if kind else ()
+        for part in nested:
+            prefix = f"{name}/{part.name}" if len(nested) > 1 else name
+            members.append(Part(prefix, part))
+    return members
 
 
 def of_layer(layer: LayerSpec) -> list[tuple[Axis, Part]]:

@@ -155,10 +155,10 @@ class Importance:
                     stream.advance(index, values)
         if progress:
             progress(config.num_layers, config.num_layers, "leaving each layer out")
-        ids = [loss.of_stream(self._reader, stream, windows_YW)
+        losses = [loss.of_stream(self._reader, stream, windows_YW)
                for stream in (base, *branches.values())]  # fmt: skip
         rises = np.full(config.num_layers, math.inf)
-        rises[list(branches)] = np.array(ids[1:]) - ids[0]
+        rises[list(branches)] = np.array(losses[1:]) - losses[0]
         return rises
 
 

@@ -154,9 +154,9 @@ def evaluated(
     return sorted((_ranked(result, results) for result in results), key=_loss)
 
 
-def _ranked(candidate: Candidate, others: list[Candidate]) -> Candidate:
+def _ranked(candidate: Candidate, rivals: list[Candidate]) -> Candidate:
     is_beaten = any(
-        _loss(other) < _loss(candidate) and other.step_s < candidate.step_s for other in others
+        _loss(rival) < _loss(candidate) and rival.step_s < candidate.step_s for rival in rivals
     )
     return dataclasses.replace(candidate, is_best=not is_beaten)
 
@@ -181,8 +181,8 @@ def _grid(
     names = [name for name in _TRIED if name in sizes and name != free]
     choices = [_sizes(name, sizes[name], fixed) for name in names]
     for widths in itertools.product(*choices):
-        named = dict(zip(names, widths, strict=True)) | dict(fixed)
-        changed = {name: width for name, width in named.items() if width < sizes[name]}
+        proposed = dict(zip(names, widths, strict=True)) | dict(fixed)
+        changed = {name: width for name, width in proposed.items() if width < sizes[name]}
         try:
             shapes.check(config, changed)
         except InputError:

@@ -150,8 +150,8 @@ def check_transformers(config: ModelConfig, widths: Widths, layers: Sequence[int
             if len(valid) < _SHOWN and refusal(config, {name: size}, staying) is None:
                 valid.append(size)
         can = f"it can say {', '.join(map(str, sorted(valid)))}" if valid else "leave it out"
-        raise InputError(f"--widths={name}={width}: {error}; {can}")
-    raise InputError(f"{error}")
+        raise InputError(f"--widths={name}={width}: {error}; {can}, or write --native")
+    raise InputError(f"{error}; write --native")
 
 
 def refusal(config: ModelConfig, widths: Widths, layers: Sequence[int]) -> str | None:
@@ -160,5 +160,5 @@ def refusal(config: ModelConfig, widths: Widths, layers: Sequence[int]) -> str |
         check(config, widths)
         config_export.of_model(pruned(config, widths, layers))
     except InputError as error:
-        return str(error)
+        return str(error).partition("; --to=orbax")[0]  # that is another script's
     return None
