@@ -19,6 +19,8 @@ from tests.inference.prune import children
 from tests.inference.prune.children import GOLDEN
 from tests.inference.quantize import models
 
+pytestmark = pytest.mark.quick_code
+
 
 @pytest.fixture(scope="module")
 def idle(tmp_path_factory):
@@ -50,10 +52,10 @@ def idle(tmp_path_factory):
 
 
 WIDTHS = {"layers": 3, "ffn_width": 48, "kv_heads": 1}
-METHODS = [Method(), Method(Aggregate("l2", "l2")), Method(Aggregate("mean", "mean"))]
+METHODS = [Method(), Method(Aggregate("mean", "l2"))]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=["default", "l2", "mean"])
+@pytest.mark.parametrize("method", METHODS, ids=["default", "mean"])
 def test_what_does_nothing_is_removed(idle, tmp_path, method):
     record = children.child_of(idle, tmp_path / "child", WIDTHS, method=method)
     assert record["layers"] == [0, 1, 3]

@@ -73,6 +73,8 @@ def without(config, values, record):
     return config, values
 
 
+pytestmark = pytest.mark.quick_code
+
 OWNER = {"kv_heads": "attention", "state_heads": "mamba2"}
 
 
@@ -84,20 +86,25 @@ def scale(values, path, units, size, offset):
 
 CASES = [
     ("llama-gqa-tied-rope3", {"ffn_width": 37, "kv_heads": 1, "layers": 2}),
-    ("llama-mha-tied-yarn-scales-float32", {"width": 28, "kv_heads": 2}),
-    ("llama-gqa-yarn-bias", {"width": 40, "ffn_width": 20}),
-    ("gemma3-gqa-linear-rope", {"width": 28, "ffn_width": 20, "kv_heads": 1}),
-    ("gemma-mha-bias-untied-float32", {"width": 24, "kv_heads": 2}),
+    ("gemma-gqa-tied", {"width": 28, "ffn_width": 20, "kv_heads": 1}),
     ("mixtral-gqa-float32", {"experts": 3, "expert_width": 7, "width": 32}),
     ("mamba2-groups-bias-limit", {"state_heads": 3}),
     ("mamba-bias-tied", {"state_channels": 36}),
+]
+MORE = [
+    ("llama-mha-tied-yarn-scales-float32", {"width": 28, "kv_heads": 2}),
+    ("llama-gqa-yarn-bias", {"width": 40, "ffn_width": 20}),
+    ("gemma3-gqa-linear-rope", {"width": 28, "layers": 4}),
+    ("gemma-mha-bias-untied-float32", {"width": 24, "kv_heads": 2}),
     ("deepseek_v3-mha-groups-yarn",
      {"latent_heads": 3, "kv_rank": 12, "query_rank": 16, "expert_width": 8, "shared_width": 8}),
     ("falcon_h1-gqa-multipliers-gate-norm", {"kv_heads": 1, "state_heads": 2, "ffn_width": 20}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case, widths", CASES)
+@pytest.mark.parametrize(
+    "case, widths", [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in MORE)]
+)
 def test_a_child_computes_what_its_parent_does_without_what_was_removed(case, widths, tmp_path):
     record = children.child_of(GOLDEN / case, tmp_path / "child", widths)
     config, values = children.loaded(tmp_path / "child")

@@ -12,10 +12,10 @@ from layers import decoder, params
 from tests.inference.checkpoints.test_convert import GOLDEN_PYTHON, ROOT
 from tests.inference.prune import children
 from tests.inference.prune.children import GOLDEN
-from tests.inference.prune.test_parity import CASES
+from tests.inference.prune.test_parity import CASES, MORE
 
 # Of further families.
-MORE = [
+FURTHER = [
     ("gemma2-gqa-tied", {"layers": 3, "width": 36}),
     ("qwen3_moe-gqa-float32", {"experts": 4, "layers": 1}),
     ("mamba-rank-untied-float32", {"width": 8, "layers": 1}),
@@ -23,6 +23,7 @@ MORE = [
     ("jamba-gqa-experts-bias", {"ffn_width": 8, "expert_width": 8, "kv_heads": 1}),
     ("granite-gqa-scales", {"width": 24, "kv_heads": 1}),
 ]
+ALL = (*CASES, *MORE, *FURTHER)
 
 
 @pytest.mark.long
@@ -30,7 +31,7 @@ MORE = [
 def test_transformers_computes_our_logits_of_children(tmp_path):
     exports, ours = tmp_path / "exports", tmp_path / "ours"
     exports.mkdir()
-    for case, widths in (*CASES, *MORE):
+    for case, widths in ALL:
         children.child_of(GOLDEN / case, exports / case, widths)
         for left in (exports / f"{case}.pruning").iterdir():
             left.unlink()
@@ -51,5 +52,5 @@ def test_transformers_computes_our_logits_of_children(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     differences = json.loads(done.stdout)
-    assert differences.keys() == {case for case, _ in (*CASES, *MORE)}
+    assert differences.keys() == {case for case, _ in ALL}
     assert max(differences.values()) <= 1e-4, differences
