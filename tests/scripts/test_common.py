@@ -16,7 +16,7 @@ from configs.runs import smollm2_laptop
 from inference.engine import Engine
 from inference.planner.calibration import lookup, on_device
 from layers.kernels import device
-from scripts import common, failures, quantize, train
+from scripts import common, failures, prune, quantize, train
 from scripts.flags import speculation_flags
 from tests import compiling, fakes
 from tests.scripts import apps
@@ -237,7 +237,7 @@ def test_a_character_the_terminal_lacks_ends_nothing(tmp_path):
     assert (done.returncode, done.stdout) == (0, b"a \\u2581 b\n"), done.stderr
 
 
-@pytest.mark.parametrize("app", [quantize, train])
+@pytest.mark.parametrize("app", [prune, quantize, train])
 def test_what_an_app_does_not_read_is_not_defined_by_another(app):
     """Whose flags are there when both are loaded, as here, and not where it runs alone."""
     for name in app.UNREAD:
