@@ -46,11 +46,12 @@ def check(config: ModelConfig, widths: Widths) -> None:
             )
         if width < 1:
             raise InputError(f"--widths={name}={width}: must be at least 1")
-    if WIDTH in widths and config.layer_inputs is not None and widths[WIDTH] < config.width:
-        raise InputError(
-            f"--widths=width={widths[WIDTH]}: layers of {config.name} read inputs of their "
-            "own, whose width stays; leave it out"
-        )
+    for name in (LAYERS, WIDTH) if config.layer_inputs is not None else ():
+        if widths.get(name, present[name]) < present[name]:
+            raise InputError(
+                f"--widths={name}={widths[name]}: layers of {config.name} read inputs of their "
+                "own, whose tables stay; leave it out"
+            )
     for layer in dict.fromkeys(config.layers):
         for axis, part in axes.of_layer(layer):
             if axis.name in widths:
@@ -70,6 +71,10 @@ def _check_units(axis: axes.Axis, kind: Kind, units: int) -> None:
             f"--widths={axis.name}={units}: must be a multiple of the {groups} groups that "
             f"{axis.label} lie in"
         )
+    try:
+        axis.reduced(kind, units)
+    except InputError as error:
+        raise InputError(f"--widths={axis.name}={units}: {error}") from None
 
 
 def pruned(config: ModelConfig, widths: Widths, layers: Sequence[int]) -> ModelConfig:

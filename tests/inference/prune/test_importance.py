@@ -143,8 +143,9 @@ def test_layers_that_others_read_stay(tmp_path):
     units = selection.select(importance, widths, (0, 1, 2, 3)).units
     assert all((units[0, "kv_heads"] == units[1, "kv_heads"]).tolist())
     gemma = children.opened(GOLDEN / "gemma4-gqa-inputs-sharing").config
-    with pytest.raises(InputError, match="width=20: layers of .* read inputs of their own"):
-        shapes.check(gemma, {"width": 20})
+    for widths in ({"width": 20}, {"layers": 5}):
+        with pytest.raises(InputError, match="layers of .* read inputs of their own"):
+            shapes.check(gemma, widths)
 
 
 def test_a_layers_loss_is_that_of_the_model_without_it(idle, tmp_path):
