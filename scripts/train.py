@@ -15,13 +15,13 @@ from configs import overrides
 from configs.errors import InputError
 from configs.heads import Heads
 from configs.recipes import small
-from configs.recipes.training import Recipe, TrainingConfig
+from configs.recipes.training import PolicyRecipe, Recipe, TrainingConfig
 from inference.checkpoints import new_directory
 from inference.files import cache_directory, staging, user_files
 from scripts import common
 from scripts.flags import output_flag, task_flag, text_flag
 from scripts.flags.deployment_flags import WEIGHTS
-from scripts.modes import train_answers, train_heads, training_steps
+from scripts.modes import train_answers, train_heads, train_policy, training_steps
 
 if TYPE_CHECKING:
     from inference.checkpoints.checkpoint import Checkpoint
@@ -29,18 +29,27 @@ if TYPE_CHECKING:
     from inference.training.start import Subject
 
 _TASK = task_flag.TASK
-_TASKS = *small.RECIPES, *train_heads.TASKS, *train_answers.TASKS
+_TASKS = *small.RECIPES, *train_heads.TASKS, *train_answers.TASKS, train_policy.TASK
 _DATA = flags.DEFINE_string(
     "data",
     None,
     "JSONL file. sft: a conversation a line, with or without tools, or a prompt with a completion. "
-    "dpo: a prompt or a conversation, with a chosen and a rejected answer.",
+    "dpo: a prompt or a conversation, with a chosen and a rejected answer. grpo: a prompt or a "
+    "conversation, with what training.reward reads.",
+)
+_EVAL_DATA = flags.DEFINE_string(
+    "eval_data",
+    None,
+    "grpo: JSONL file of prompts whose greedy answers are rewarded before and after training.",
 )
 _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
 for _module in (common, output_flag, task_flag, text_flag):
     flags.adopt_module_key_flags(_module)
 
-UNREAD = tuple(name for name in common.UNREAD_BY_TRAINERS if name != WEIGHTS.name)
+UNREAD = tuple(
+    name for name in common.UNREAD_BY_TRAINERS if name not in (WEIGHTS.name, "speculate")
+)
+_TUNING = (*train_answers.TASKS, train_policy.TASK)  # tasks that read --data
 _CHECKPOINTS = ".training"  # how the name of the directory beside the output ends
 _PICTURE = "loss.png"
 
@@ -49,11 +58,13 @@ def main(_: Sequence[str]) -> None:
     common.check_unread("train", UNREAD)
     if _TASK.value not in _TASKS:
         raise InputError(f"--task={_TASK.value}: must be one of {', '.join(_TASKS)}")
-    is_of_answers = _TASK.value in train_answers.TASKS
-    if not is_of_answers:
+    if _TASK.value not in train_answers.TASKS:
         common.check_unread(f"--task={_TASK.value}", [WEIGHTS.name])
-    if (_TEXT if is_of_answers else _DATA).value is not None:
-        flag, other = ("text", "data") if is_of_answers else ("data", "text")
+    if _TASK.value != train_policy.TASK:
+        common.check_unread(f"--task={_TASK.value}", ("speculate", "eval_data"))
+    is_tuning = _TASK.value in _TUNING
+    if (_TEXT if is_tuning else _DATA).value is not None:
+        flag, other = ("text", "data") if is_tuning else ("data", "text")
         raise InputError(f"--task={_TASK.value} does not read --{flag}: give --{other}=FILE")
     resolved = _resolved()
     name = _OUTPUT.value or cache_directory.trained(_name(resolved))
@@ -61,11 +72,14 @@ def main(_: Sequence[str]) -> None:
     if not (is_there or _OUTPUT.value):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
     output = Path(name) if is_there else new_directory.target(str(name))
+    checkpoints = output.with_name(output.name + _CHECKPOINTS)
     checkpoint = None if resolved is None else common.open_checkpoint(resolved)
     if checkpoint is not None and _TASK.value in train_heads.TASKS:
         subject = train_heads.subject(_TASK.value, checkpoint, _TEXT.value)
     elif checkpoint is not None and _TASK.value in train_answers.TASKS:
         subject = train_answers.subject(_TASK.value, checkpoint, _DATA.value)
+    elif checkpoint is not None and _TASK.value == train_policy.TASK:
+        subject = train_policy.subject(checkpoint, _DATA.value, _EVAL_DATA.value, checkpoints)
     else:
         subject = _language_model(resolved, checkpoint)
     from inference.training import export
@@ -75,10 +89,10 @@ def main(_: Sequence[str]) -> None:
     training = recipe.training
     if _TASK.value != "dpo" and training.dpo_beta != TrainingConfig.dpo_beta:
         raise InputError("training.dpo_beta is of --task=dpo: leave it out")
-    if _TASK.value not in train_answers.TASKS and training.lora_rank:
-        tasks = " and ".join(train_answers.TASKS)
+    if not is_tuning and training.lora_rank:
+        tasks = " and ".join(_TUNING)
         raise InputError(f"training.lora_rank is of --task={tasks}: leave it out")
-    folder = StepFolder(output.with_name(output.name + _CHECKPOINTS), _record(subject))
+    folder = StepFolder(checkpoints, _record(subject))
     if is_there:
         common.say(f"{output} is there already, trained like this on {subject.size}")
         return
@@ -128,7 +142,7 @@ def _report(
 ) -> None:
     """Prints what came of it, and draws the losses where matplotlib is installed."""
     recipe, per_step, losses = subject.recipe, subject.step_tokens, run.losses
-    unit = "" if isinstance(recipe.model, Heads) else " nats a token"
+    unit = "" if isinstance(recipe.model, Heads) or subject.draw else " nats a token"
     if _TASK.value == "dpo":
         unit = " nats a pair"
     picture = folder / _PICTURE
@@ -137,14 +151,19 @@ def _report(
     else:
         from scripts.reports.plots import loss_plot
 
-        title = f"{recipe.model.name}, {len(losses)} steps of {per_step} tokens"
-        user_files.write({picture: loss_plot.curve(losses, per_step, title, unit.strip())})
+        title = f"{recipe.model.name}, {len(losses)} steps"
+        if subject.draw is None:
+            title += f" of {per_step} tokens"
+            image = loss_plot.curve(losses, per_step, title, unit.strip())
+        else:
+            image = subject.draw(title)
+        user_files.write({picture: image})
         common.say(f"wrote {staging.name(picture)}")
     result = {
         "output": output,
         "checkpoints": staging.name(folder),
         "steps": len(losses),
-        "tokens": len(losses) * per_step,
+        **({"tokens": len(losses) * per_step} if per_step else {}),
         "first_loss": float(losses[0]),
         "loss": training_steps.last(losses),
         "step_s": run.step_s,
@@ -153,11 +172,12 @@ def _report(
     if common.JSON.value:
         common.print_json(result, recipe)
         return
-    rate = f", {per_step / run.step_s:.0f} tokens/s" if run.step_s else ""
+    tokens = f", {result['tokens']} tokens" if per_step else ""
+    rate = f", {per_step / run.step_s:.0f} tokens/s" if run.step_s and per_step else ""
     figures = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in measured.items())
     print(
         f"{output}: loss {result['first_loss']:.4f} -> {result['loss']:.4f}{unit} in "
-        f"{len(losses)} steps, {result['tokens']} tokens{rate}{figures}"
+        f"{len(losses)} steps{tokens}{rate}{figures}"
     )
 
 
@@ -167,7 +187,7 @@ def _resolved() -> "Resolved | None":
 
     if flags.FLAGS["model"].present:
         return resolve.resolve(common.model_name())
-    if _TASK.value in train_answers.TASKS:
+    if _TASK.value in _TUNING:
         raise InputError(f"--task={_TASK.value} needs --model, whose answers it trains")
     if _TASK.value in small.RECIPES and _TASK.value != "draft":
         return None
@@ -210,8 +230,15 @@ def _record(subject: "Subject") -> dict[str, object]:
     if not training["lora_rank"]:
         del training["lora_rank"], training["lora_alpha"], training["lora_modules"]
     start = None if subject.starts_from is None else provenance.weights_digest(subject.starts_from)
+    sampling = {}
+    if isinstance(subject.recipe, PolicyRecipe):
+        engine = subject.recipe.engine
+        kernels = dataclasses.asdict(engine.kernels)
+        sampling = {"weights": engine.weights, "deterministic": engine.deterministic, **kernels}
+        sampling = {"engine": sampling}
     return {
         "task": _TASK.value,
+        **sampling,
         "model": config_file.to_json(subject.recipe.model),
         "training": training,
         "text": subject.text,

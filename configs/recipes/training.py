@@ -3,7 +3,9 @@ overrides a field.
 """
 
 import dataclasses
+import math
 
+from configs.engine import EngineConfig
 from configs.errors import InputError, check_positive
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
@@ -85,6 +87,69 @@ class TrainingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class PolicyTraining(TrainingConfig):
+    """Group-relative policy optimization (GRPO, Shao et al. 2024, arXiv 2402.03300): an iteration
+    samples a group of answers to each of `batch` prompts, and its updates each learn from an equal
+    part of the prompts.
+
+    Attributes:
+        reward: of answers: 'exact', 'regex', 'json_schema' or 'module:function'.
+        batch: prompts of an iteration.
+        window: inputs of a row, which several answers with their prompts share.
+        group_size: answers to a prompt, whose rewards are compared.
+        max_new_tokens: of an answer.
+        updates: of the parameters in an iteration.
+        staleness: iterations by which the weights that sample are older than those that learn; an
+            iteration's answers are sampled while those before it train.
+        clip_ratio: by how much a token's probability may grow or fall in an iteration before its
+            gradient is 0.
+        kl_coefficient: weight of the divergence from the model at the start; 0: no copy of it
+            stays in memory.
+        importance_cap: the largest weight of a token for having been likelier under the weights
+            that learn than under those that sampled it.
+    """
+
+    reward: str = ""
+    group_size: int = 8
+    max_new_tokens: int = 256
+    updates: int = 1
+    staleness: int = 0
+    clip_ratio: float = 0.2
+    kl_coefficient: float = 0.001
+    importance_cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.group_size < 2:
+            raise InputError(
+                f"training.group_size={self.group_size}: an answer alone has nothing to be "
+                "compared with; give at least 2"
+            )
+        for name in ("max_new_tokens", "updates"):
+            self._check(name, 1, _MOST)
+        self._check("staleness", 0, _MOST)
+        check_positive(self, "training.", "clip_ratio", "importance_cap")
+        if not 0 <= self.kl_coefficient < math.inf:
+            raise InputError(
+                f"training.kl_coefficient={self.kl_coefficient}: must be finite, and at least 0"
+            )
+        if self.batch % self.updates:
+            raise InputError(
+                f"training.batch={self.batch} is not {self.updates} equal parts, which "
+                "training.updates asks for"
+            )
+        if self.max_new_tokens > self.window:
+            raise InputError(
+                f"training.max_new_tokens={self.max_new_tokens}: must be at most "
+                f"training.window={self.window}, which holds the prompt as well"
+            )
+
+    @property
+    def iterations(self) -> int:
+        return -(-self.steps // self.updates)
+
+
+@dataclasses.dataclass(frozen=True)
 class Recipe:
     """A model, how it is trained, and the chips that do."""
 
@@ -109,4 +174,24 @@ class Recipe:
             raise InputError(
                 f"mesh {self.mesh}: {training.batch // training.accumulate} windows at a time "
                 f"(training.batch / training.accumulate) are not equal parts of {groups} groups"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyRecipe(Recipe):
+    """A recipe whose answers are sampled by an engine."""
+
+    training: PolicyTraining
+    engine: EngineConfig = EngineConfig()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mesh.num_chips > 1:
+            raise InputError(
+                f"mesh {self.mesh}: --task=grpo trains and samples on one chip; leave the mesh out"
+            )
+        if self.training.group_size > self.engine.max_seqs:
+            raise InputError(
+                f"training.group_size={self.training.group_size}: must be at most "
+                f"engine.max_seqs={self.engine.max_seqs}"
             )

@@ -14,7 +14,7 @@ _MAX_BYTES = 64 << 20
 def read(
     name: str,
     one_of: Collection[str],
-    optional: Collection[str],
+    optional: Collection[str] | None,
     description: str,
     former: Mapping[str, str] | None = None,
     *,
@@ -25,7 +25,7 @@ def read(
 
     Args:
         one_of: keys of which an object has exactly one.
-        optional: keys that it may have beside that one.
+        optional: keys that it may have beside that one; None: any.
         description: what a line is, for errors.
         former: names that keys had in earlier versions, with those that they have now.
         max_bytes, max_line_chars: of the file, and of a line.
@@ -34,7 +34,7 @@ def read(
         InputError: the file or a line is too long, the file cannot be read or has no object, or a
             line is not one; names the line.
     """
-    valid, is_empty = [*one_of, *optional], True
+    valid, is_empty = [*one_of, *(optional or ())], True
     lines = user_files.read_text(name, max_bytes).split("\n")  # not at U+2028, as splitlines
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -50,7 +50,7 @@ def read(
             raise InputError(f"{where} is not JSON: {error}") from None
         if not isinstance(fields, dict) or len(set(one_of) & set(fields)) != 1:
             raise InputError(f"{where} is not {description}")
-        unknown = [key for key in fields if key not in valid]
+        unknown = [key for key in fields if key not in valid and optional is not None]
         if unknown and former and unknown[0] in former:
             raise InputError(f"{where}: {unknown[0]!r} is called {former[unknown[0]]!r} now")
         if unknown:

@@ -1,7 +1,7 @@
 """Files of what is to be answered, and how: JSONL, as sequences of at most a window."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from configs.errors import InputError
 from inference.checkpoints.load import Progress
@@ -11,7 +11,11 @@ from inference.training.answers import MESSAGES, Answered, Encoder
 
 _MAX_BYTES, _MAX_LINE_CHARS = 1 << 30, 4 << 20
 _ANSWERS = f'one of {{{MESSAGES}}} and {{"prompt": text, "completion": text}}'
+_PROMPTS = f'one of {{{MESSAGES}}} and {{"prompt": text}}, with whatever its reward reads'
 _PREFERENCES = f'{{"prompt": text or {MESSAGES}, "chosen": text, "rejected": text}}'
+
+_Keys = tuple[Sequence[str], Sequence[str] | None, str]  # of `json_lines.read`
+_Line = TypeVar("_Line")
 
 
 class Lines(NamedTuple):
@@ -78,6 +82,56 @@ def of_preferences(
     return _read(name, keys, encode, window, all, progress)
 
 
+class Prompt(NamedTuple):
+    """A line with a prompt.
+
+    Attributes:
+        tokens: of the prompt, as an engine is given it.
+        fields: of the line.
+    """
+
+    tokens: list[int]
+    fields: dict[str, Any]
+
+
+def of_prompts(
+    name: str,
+    encoder: Encoder,
+    most_tokens: int,
+    check: Callable[[dict[str, Any]], None] = lambda fields: None,
+) -> list[Prompt]:
+    """Prompts to answer, of texts or of conversations.
+
+    Args:
+        most_tokens: of a prompt.
+        check: raises InputError for fields that a reward cannot use.
+
+    Raises:
+        InputError: the file cannot be read; or, with the number of the line, it is neither, cannot
+            be encoded, is longer, or the check fails.
+    """
+
+    def encode(fields: dict[str, Any]) -> Prompt:
+        if "messages" in fields:
+            tools = answers.checked_tools(fields.get("tools"))
+            tokens = encoder.prompt(answers.checked_messages(fields["messages"]), tools)
+        else:
+            tokens = encoder.text(answers.checked_text("prompt", fields["prompt"]))
+        if not 0 < len(tokens) <= most_tokens:
+            raise InputError(
+                f"the prompt has {len(tokens)} tokens, and training.window less "
+                f"training.max_new_tokens is {most_tokens}: leave the line out, or --set "
+                "training.window"
+            )
+        check(fields)
+        return Prompt(tokens, fields)
+
+    return [
+        _of_line(f"{name} line {number}", encode, fields)
+        for number, fields in _lines(name, (("prompt", "messages"), None, _PROMPTS))
+    ]
+
+
 _COMPLETION, _PAIR = ("prompt", "completion"), ("chosen", "rejected")
 
 
@@ -98,7 +152,7 @@ def _check_only(fields: dict[str, Any], other: str, key: str) -> None:
 
 def _read(
     name: str,
-    keys: tuple[Sequence[str], Sequence[str], str],
+    keys: _Keys,
     encode: Callable[[dict[str, Any]], list[Answered]],
     window: int,
     enough: Callable[[Sequence[bool]], bool],
@@ -107,15 +161,10 @@ def _read(
     """Sequences of lines; those without an answer within the window are left out if others of the
     line are `enough`.
     """
-    lines = list(json_lines.read(name, *keys, max_bytes=_MAX_BYTES, max_line_chars=_MAX_LINE_CHARS))
+    lines = _lines(name, keys)
     sequences, num_cut = [], 0
     for done, (number, fields) in enumerate(lines, 1):
-        try:
-            whole = encode(fields)
-        except RecursionError:
-            raise InputError(f"{name} line {number}: it is nested too deeply") from None
-        except InputError as error:
-            raise InputError(f"{name} line {number}: {error}") from None
+        whole = _of_line(f"{name} line {number}", encode, fields)
         cut = [sequence.cut(window + 1) for sequence in whole]
         has_answer = [any(sequence.is_answer) for sequence in cut]
         if not enough(has_answer):
@@ -129,3 +178,20 @@ def _read(
         if progress:
             progress(done, len(lines), "encoding answers")
     return Lines(sequences, num_cut)
+
+
+def _lines(name: str, keys: _Keys) -> list[tuple[int, dict[str, Any]]]:
+    """The number and the object of each line, as `json_lines.read`."""
+    return list(json_lines.read(name, *keys, max_bytes=_MAX_BYTES, max_line_chars=_MAX_LINE_CHARS))
+
+
+def _of_line(
+    where: str, encode: Callable[[dict[str, Any]], _Line], fields: dict[str, Any]
+) -> _Line:
+    """What a line encodes to; errors begin with where it is."""
+    try:
+        return encode(fields)
+    except RecursionError:
+        raise InputError(f"{where}: it is nested too deeply") from None
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None

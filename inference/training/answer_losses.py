@@ -78,8 +78,20 @@ def measured(
 def _lost(
     values: Params, config: ModelConfig, batch: dict[str, jax.Array], weight: jax.Array
 ) -> tuple[jax.Array, jax.Array | float]:
-    """Weighted sums of negative log-probabilities of a batch's targets, of each row of each window,
-    float32; and the rest of `losses.hidden_states`.
+    """Weighted sums of negative log-probabilities of a batch's targets, as `target_sums`."""
+    return target_sums(values, config, batch, lambda lost_Q, weight_Q: weight_Q * lost_Q, weight)
+
+
+def target_sums(
+    values: Params,
+    config: ModelConfig,
+    batch: dict[str, jax.Array],
+    lose: Callable[..., jax.Array],
+    *arrays: jax.Array,
+) -> tuple[jax.Array, jax.Array | float]:
+    """Sums over each row of each window, float32, of what `lose` makes of the negative
+    log-probabilities of the batch's targets, float32 [Q], and of these arrays, [Q] each; and the
+    rest of `losses.hidden_states`.
     """
 
     def flat(x: jax.Array) -> jax.Array:
@@ -89,8 +101,8 @@ def _lost(
     hidden_YWD, unbalanced = losses.hidden_states(values, config, flat(batch["tokens"]), rows)
     logits = partial(decoder.logits, values, config)
 
-    def lose(hidden_QD: jax.Array, target_Q: jax.Array, weight_Q: jax.Array) -> jax.Array:
-        return weight_Q * losses.negative_logprobs(logits, hidden_QD, target_Q)
+    def of_block(hidden_QD: jax.Array, target_Q: jax.Array, *arrays_Q: jax.Array) -> jax.Array:
+        return lose(losses.negative_logprobs(logits, hidden_QD, target_Q), *arrays_Q)
 
-    lost_Y = losses.row_sums(lose, hidden_YWD, flat(batch["targets"]), flat(weight))
-    return lost_Y, unbalanced
+    sums_Y = losses.row_sums(of_block, hidden_YWD, flat(batch["targets"]), *map(flat, arrays))
+    return sums_Y, unbalanced

@@ -8,7 +8,7 @@ model's chat template, up to the first end token, which is included.
 import functools
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,10 +26,13 @@ _ROLES = "system", "developer", "user", "assistant", "tool"
 
 
 class Answered(NamedTuple):
-    """One sequence: its tokens, and which of them the model would write, after the first."""
+    """One sequence: its tokens, which of them the model would write, after the first, and figures
+    of each token after the first, by their names.
+    """
 
     tokens: list[int]
     is_answer: list[bool]
+    figures: Mapping[str, np.ndarray] = {}
 
     def cut(self, num_tokens: int) -> "Answered":
         return Answered(self.tokens[:num_tokens], self.is_answer[:num_tokens])
@@ -99,6 +102,19 @@ class Encoder:
         else:  # a token has the end of the prompt and the start of the answer, or the prompt an end
             answer = tokenizer.encode(text, add_special=False) + end
         return Answered(before + answer, [False] * len(before) + [True] * len(answer))
+
+    def prompt(
+        self, messages: Sequence[dict[str, object]], tools: Sequence[dict[str, object]] | None
+    ) -> list[int]:
+        """Messages as the engine is given them to answer; raises InputError without a template, or
+        as that does.
+        """
+        prepared, tools = prompting.prepare(messages, tools, self._tokenizer.template_for(tools))
+        apply = functools.partial(self._tokenizer.apply_chat_template, tools=tools)
+        return prompting.encode(apply, prepared)
+
+    def text(self, prompt: str) -> list[int]:
+        return self._tokenizer.encode(prompt)
 
     def _answer(
         self, messages: Sequence[dict[str, object]], tools: Sequence[Message] | None
@@ -197,6 +213,6 @@ def digest(identity: bytes, sequences: Iterable[Answered]) -> str:
     """Names sequences of a vocabulary that `identity` names."""
     whole = hashlib.sha256(hashlib.sha256(identity).digest())
     for sequence in sequences:
-        row = np.array(list(itertools.chain((len(sequence.tokens),), *sequence)), np.int32)
+        row = np.array(list(itertools.chain((len(sequence.tokens),), *sequence[:2])), np.int32)
         whole.update(row.tobytes())
     return whole.hexdigest()

@@ -1,15 +1,15 @@
 """The one training loop: any loss of any parameters, on one device or over a mesh.
 
 A step is one jitted update whose state is donated. What comes next is a function of the state
-alone: the batch of a step is a pure function of its number (`Data`), so the saved step is the saved
-position, and a run that goes on from a checkpoint computes what the undisturbed one would have, bit
-for bit.
+alone: the batch of a step is a pure function of its number (`Data`), or of that and the parameters
+(`PolicyData`), so the saved step is the saved position, and a run that goes on from a checkpoint
+computes what the undisturbed one would have, bit for bit.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,17 @@ class Data(Protocol):
         """
 
 
+@runtime_checkable
+class PolicyData(Protocol):
+    """Where batches come from that what is trained has sampled."""
+
+    def sampled(self, step: int, params: Params, frozen: object) -> Mapping[str, np.ndarray]:
+        """The batch of a step, as `Data.batch`, whose first axis may differ in length: a function
+        of the step and of the parameters of this step and of those before it. They are overwritten
+        after the call.
+        """
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
@@ -52,7 +63,7 @@ class TrainState:
 def train(
     loss_fn: Loss,
     params: Params,
-    data: Data,
+    data: Data | PolicyData,
     config: TrainingConfig,
     *,
     frozen: object = None,
@@ -80,15 +91,15 @@ def train(
         state = folder.restore(state)
     done = saved = int(state.step)
     losses = np.array(state.losses)
-    put = functools.partial(_put, data, config, sharding_of(params, None, *meshes.EACH_GROUP))
-    batch = put(done)
+    place = sharding_of(params, None, *meshes.EACH_GROUP)
+    put = functools.partial(_put, data, config, place, frozen)
+    batch = put(done, state.params)
     if done:
         observe(losses[:done])
-    if done < config.steps:
-        update = _compiled_update(loss_fn, config, state, frozen, batch)
+    update = _update(loss_fn, config)
     while done < config.steps and not stop():
         state, loss = update(state, frozen, batch)
-        batch = put(done + 1)  # while the device computes
+        batch = put(done + 1, state.params)  # while the device computes
         losses[done] = loss
         if not np.isfinite(losses[done]):
             last = folder and folder.newest()
@@ -108,10 +119,12 @@ def train(
     return state.params
 
 
-def _compiled_update(
-    loss_fn: Loss, config: TrainingConfig, *arrays: object
-) -> Callable[..., tuple[TrainState, jax.Array]]:
-    """A step for such a state, frozen tree and batch: the next state, and the loss."""
+def _update(
+    loss_fn: Loss, config: TrainingConfig
+) -> Callable[[TrainState, object, object], tuple[TrainState, jax.Array]]:
+    """(state, frozen tree, batch) -> the next state, and the loss; compiled for each shape of a
+    batch. The state is donated.
+    """
     transform, gradients = _transform(config), jax.value_and_grad(loss_fn)
 
     def update(state: TrainState, frozen: object, batch: object) -> tuple[TrainState, jax.Array]:
@@ -126,10 +139,17 @@ def _compiled_update(
         losses = state.losses.at[state.step].set(loss)
         return TrainState(params, moments, state.step + 1, losses), loss
 
-    same = jax.tree.map(lambda x: x.sharding, arrays[0]), None
-    jitted = jax.jit(update, donate_argnums=0, out_shardings=same)
-    compiled: Callable[..., tuple[TrainState, jax.Array]] = jitted.lower(*arrays).compile()
-    return compiled
+    compiled: dict[tuple[tuple[int, ...], ...], Callable[..., tuple[TrainState, jax.Array]]] = {}
+
+    def run(state: TrainState, frozen: object, batch: object) -> tuple[TrainState, jax.Array]:
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+        if shapes not in compiled:
+            same = jax.tree.map(lambda x: x.sharding, state), None
+            jitted = jax.jit(update, donate_argnums=0, out_shardings=same)
+            compiled[shapes] = jitted.lower(state, frozen, batch).compile()
+        return compiled[shapes](state, frozen, batch)
+
+    return run
 
 
 def _transform(config: TrainingConfig) -> optax.GradientTransformation:
@@ -176,9 +196,20 @@ def sharding_of(params: Params, *axes: object) -> NamedSharding | SingleDeviceSh
     return sharding
 
 
-def _put(data: Data, config: TrainingConfig, place: object, step: int) -> object:
+def _put(
+    data: Data | PolicyData,
+    config: TrainingConfig,
+    place: object,
+    frozen: object,
+    step: int,
+    params: Params,
+) -> object:
     """The batch of a step on the device, its rows in `accumulate` parts."""
     if step >= config.steps:
         return None
-    parts = jax.tree.map(lambda x: x.reshape(config.accumulate, -1, *x.shape[1:]), data.batch(step))
+    if isinstance(data, PolicyData):
+        batch = data.sampled(step, params, frozen)
+    else:
+        batch = data.batch(step)
+    parts = jax.tree.map(lambda x: x.reshape(config.accumulate, -1, *x.shape[1:]), batch)
     return jax.device_put(parts, place)

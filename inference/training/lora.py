@@ -7,6 +7,7 @@ weights in few bits (QLoRA, Dettmers et al. 2023, arXiv 2305.14314): they stay s
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import jax
@@ -27,7 +28,7 @@ from inference.checkpoints import new_directory, weight_formats
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
 from inference.training.losses import Model
-from layers import decoder
+from layers import decoder, params
 from layers.kernels.linear import adapted
 from layers.kernels.linear import api as linear
 from layers.params import Params
@@ -107,13 +108,55 @@ def base(recipe: Recipe, checkpoint: Checkpoint, progress: Progress | None = Non
 
 def model(recipe: Recipe) -> Model:
     """Of the factors, and of the parameters in `base`, those that the decoder computes with."""
-    config, training = recipe.model, recipe.training
-    infos = adapters.adaptable(config)
-    parts = modules(config, training.lora_modules)
+    stacks, dtype = _stacks(recipe), recipe.model.dtype
+    infos = adapters.adaptable(recipe.model)
+
+    def with_adapter(factors: Params, frozen: object) -> Params:
+        assert isinstance(frozen, dict)
+        pairs = {path: (a.astype(dtype), b.astype(dtype)) for path, (a, b) in stacks(factors)}
+        return adapted.bound(jax.lax.stop_gradient(frozen), pairs, infos)
+
+    return with_adapter
+
+
+def merged(recipe: Recipe) -> Model:
+    """Of the factors, and of the parameters in `base`, a model's own that hold the sums of both,
+    added in float32.
+    """
+    stacks, infos = _stacks(recipe), decoder.param_infos(recipe.model)
+    ends = {path: adapters.module_ends(i) for path, i in adapters.adaptable(recipe.model).items()}
+
+    def with_sums(factors: Params, frozen: object) -> Params:
+        assert isinstance(frozen, dict)
+        leaves = params.flatten(frozen)
+        for path, (down_XD, up_FR) in stacks(factors):
+            products = (
+                rows_FR @ down_RD
+                for rows_FR, down_RD in zip(
+                    jnp.split(up_FR, ends[path][:-1]),
+                    jnp.split(down_XD, len(ends[path])),
+                    strict=True,
+                )
+            )
+            sum_FD = leaves[path].astype(jnp.float32) + jnp.concatenate([*products])
+            leaves[path] = sum_FD.astype(leaves[path].dtype)
+        return params.unflatten(infos, leaves)
+
+    return with_sums
+
+
+def _stacks(
+    recipe: Recipe,
+) -> Callable[[Params], Iterable[tuple[str, tuple[jax.Array, jax.Array]]]]:
+    """Of the factors, A and B of each matrix by path, float32 [P R, D] and [F, R], of a module's
+    own rows and ranks.
+    """
+    training = recipe.training
+    infos = adapters.adaptable(recipe.model)
+    parts = modules(recipe.model, training.lora_modules)
     scale, rank = training.lora_alpha / training.lora_rank, training.lora_rank
 
-    def stacks(factors: Params) -> dict[str, tuple[jax.Array, jax.Array]]:
-        """A and B of each matrix, [P R, D] and [F, R], of a module's own rows and ranks."""
+    def stacks(factors: Params) -> Iterable[tuple[str, tuple[jax.Array, jax.Array]]]:
         by_path: dict[str, tuple[jax.Array, jax.Array]] = {}
         for name, module in parts.items():
             down_RD, up_FR = factors[name][DOWN], factors[name][UP] * scale
@@ -125,16 +168,9 @@ def model(recipe: Recipe) -> Model:
                 for nth in place.modules:
                     down = down.at[nth * rank : (nth + 1) * rank].set(down_RD)
                 by_path[place.path] = down, up.at[place.rows].set(up_FR[rows])
-        return {
-            path: (down.astype(config.dtype), up.astype(config.dtype))
-            for path, (down, up) in by_path.items()
-        }
+        return by_path.items()
 
-    def with_adapter(factors: Params, frozen: object) -> Params:
-        assert isinstance(frozen, dict)
-        return adapted.bound(jax.lax.stop_gradient(frozen), stacks(factors), infos)
-
-    return with_adapter
+    return stacks
 
 
 def write(factors: Params, recipe: Recipe, base_name: str, output: Path) -> None:

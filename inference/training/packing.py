@@ -80,15 +80,31 @@ class Pairs:
         return filled([[[sequence] for sequence in pair] for pair in pairs], self._width)
 
 
+def policy_batch(
+    sequences: Sequence[Answered], window: int, num_parts: int, shares_rows: bool
+) -> dict[str, np.ndarray]:
+    """The batch of `filled`, [Y, 1, W] each, of all these sequences: as many rows as they need, up
+    to the next power of two of each of `num_parts` equal parts, so that few shapes occur.
+    """
+    lengths = [len(sequence.tokens) - 1 for sequence in sequences]
+    width = window if shares_rows else _width(max(lengths), window)
+    rows = packed(lengths, window) if shares_rows else [[n] for n in range(len(lengths))]
+    part = 1 << (-(-len(rows) // num_parts) - 1).bit_length()
+    rows += [[]] * (num_parts * part - len(rows))
+    return filled([[[sequences[n] for n in row]] for row in rows], width)
+
+
 def filled(rows: Sequence[Sequence[Sequence[Answered]]], width: int) -> dict[str, np.ndarray]:
     """A batch of sequences in rows in windows, [Y, S, W] each: "tokens" i32, which are read,
     "targets" i32, "position" i32 of each in its sequence, "is_valid" bool, and "weight" float32 of
     each target, 0 unless it is a token of an answer. The mean of weighted losses over all of a
-    batch is their mean over tokens of answers, however many of these any part of it has.
+    batch is their mean over tokens of answers, however many of these any part of it has. Figures of
+    targets are float32, by the names that the first sequence gives them.
     """
     shape = len(rows), len(rows[0]), width
     tokens, targets, position = (np.zeros(shape, np.int32) for _ in range(3))
     is_valid, is_answer = np.zeros(shape, bool), np.zeros(shape, bool)
+    figures = {name: np.zeros(shape, np.float32) for name in rows[0][0][0].figures}
     for y, window in enumerate(rows):
         for s, row in enumerate(window):
             start = 0
@@ -98,11 +114,13 @@ def filled(rows: Sequence[Sequence[Sequence[Answered]]], width: int) -> dict[str
                 tokens[place], targets[place] = sequence.tokens[:-1], sequence.tokens[1:]
                 position[place], is_valid[place] = np.arange(length), True
                 is_answer[place] = sequence.is_answer[1:]
+                for name, values in figures.items():
+                    values[place] = sequence.figures[name]
                 start += length
-    weight = is_answer * np.float32(is_answer.size / is_answer.sum())
+    weight = is_answer * np.float32(is_answer.size / max(is_answer.sum(), 1))
     return {
         "tokens": tokens, "targets": targets, "position": position, "is_valid": is_valid,
-        "weight": weight,
+        "weight": weight, **figures,
     }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from sharding import mesh as meshes
 from sharding import rules
 
 if TYPE_CHECKING:
-    from inference.training.loop import Data, Loss  # brings optax
+    from inference.training.loop import Data, Loss, PolicyData  # brings optax
 
 _STEPS = 1e-3, 1e-1  # the least and the largest step, of Mamba and what goes by its parametrization
 _MOST_RATE = 16  # of the decay of a head; the least is 1
@@ -60,17 +60,18 @@ class Subject:
         data: batches by step.
         size: of what they are made of, for people.
         text: a digest that names it.
-        step_tokens: inputs of an update.
+        step_tokens: inputs of an update; 0: their number differs.
         starts_from: the checkpoint that training goes on from, if any.
         loss: what is made small.
         start: (progress) -> parameters, and what the loss needs beside them.
         measure: (parameters, that) -> figures of what came of it, by name.
         write: (parameters, new directory) -> what is served; None: a checkpoint.
+        draw: title -> a PNG of how it went; None: of the losses.
     """
 
     recipe: Recipe
     vocabulary: Vocabulary
-    data: "Data"
+    data: "Data | PolicyData"
     size: str
     text: str
     step_tokens: int
@@ -79,6 +80,7 @@ class Subject:
     start: Callable[[Progress | None], tuple[Params, Params | None]]
     measure: Callable[[Params, Params | None], dict[str, float]] = lambda values, frozen: {}
     write: Callable[[Params, Path], None] | None = None
+    draw: Callable[[str], bytes] | None = None
 
 
 def vocabulary(

@@ -12,7 +12,7 @@ from scripts import common, interrupts
 
 if TYPE_CHECKING:
     from inference.checkpoints.load import Progress
-    from inference.training.loop import Data, Loss
+    from inference.training.loop import Data, Loss, PolicyData
     from inference.training.step_folder import StepFolder
     from layers.params import Params
 
@@ -33,7 +33,11 @@ class Trained(NamedTuple):
 
 
 def run(
-    training: TrainingConfig, loss: "Loss", start: "Start", data: "Data", folder: "StepFolder"
+    training: TrainingConfig,
+    loss: "Loss",
+    start: "Start",
+    data: "Data | PolicyData",
+    folder: "StepFolder",
 ) -> Trained:
     """Trains: `loss` and `start` are a `Subject`'s, `data` are batches by step. Raises InputError
     as `loop.train`, or if the run was interrupted.
