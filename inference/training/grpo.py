@@ -221,11 +221,12 @@ class PolicyAnswers:
         if self._training.staleness == 0:
             for answer, logprobs in zip(answers, trained, strict=True):
                 answer.policy = logprobs
-        every = np.concatenate(gaps)
-        Rollouts(
-            iteration, self._engine.weight_version, seconds, float(every.max()), float(every.mean()),
-            answers,
-        ).write(self._path(iteration))  # fmt: skip
+        gap = np.concatenate(gaps)
+        version = self._engine.weight_version
+        sampled = Rollouts(
+            iteration, version, seconds, float(gap.max()), float(gap.mean()), answers
+        )
+        sampled.write(self._path(iteration))
 
     def _batch(self, part: int, weights: Params) -> dict[str, np.ndarray]:
         """The batch of an update: an equal part of the iteration's groups."""

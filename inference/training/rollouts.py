@@ -66,7 +66,7 @@ class Rollouts:
 
     @classmethod
     def read(cls, path: Path) -> "Rollouts":
-        """Reads what `write` wrote; raises InputError if it cannot be read, or is something else."""
+        """Reads what `write` wrote; raises InputError if it cannot, or it is something else."""
         try:
             head, *lines = map(json.loads, path.read_text("utf-8").split("\n")[:-1])
             for line in lines:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from inference.training.answer_lines import Prompt
     from inference.training.grpo import Iteration
     from inference.training.losses import Model
+    from inference.training.rewards import FunctionReward
     from inference.training.start import Subject
     from layers.params import Params
 
@@ -113,7 +114,9 @@ class _Run:
         self.trained: Model | None = lora.model(recipe) if rank else None
         self.write = functools.partial(_write_adapter, recipe) if rank else None
 
-    def begin(self, reward: object, progress: "Progress | None") -> "tuple[Params, Params | None]":
+    def begin(
+        self, reward: "FunctionReward", progress: "Progress | None"
+    ) -> "tuple[Params, Params | None]":
         """Parameters, and the model below an adapter; with an engine that samples answers."""
         from inference.training import grpo, lora, losses, packing, start
         from inference.training.engine_logprobs import EngineLogprobs
@@ -132,8 +135,8 @@ class _Run:
         engine, config = self._engine()
         logprobs = EngineLogprobs(config, self._most_tokens)
         self._answers = grpo.PolicyAnswers(
-            self._prompts, reward, training, engine, logprobs, served, reference, self._folder / _ANSWERS, packing.can_share_rows(recipe.model),
-            self._note,
+            self._prompts, reward, training, engine, logprobs, served, reference,
+            self._folder / _ANSWERS, packing.can_share_rows(recipe.model), self._note,
         )  # fmt: skip
         if self._held_out:
             self._reward_before = self._answers.evaluate(self._held_out)
