@@ -97,12 +97,14 @@ class PolicyAnswers:
         shares_rows: bool,
         report: Callable[[Iteration], None] = lambda iteration: None,
     ):
-        """Args:
-        model: makes parameters as they are declared of what is trained.
-        reference: parameters likewise, which are copied; None: there is none.
-        folder: of the files of answers.
-        shares_rows: as `packing.can_share_rows`.
-        report: is called with each iteration's figures when the next one begins.
+        """Copies the reference; nothing is sampled yet.
+
+        Args:
+            model: makes parameters as they are declared of what is trained.
+            reference: parameters likewise; None: there is none.
+            folder: of the files of answers.
+            shares_rows: as `packing.can_share_rows`.
+            report: is called with each iteration's figures when the next one begins.
         """
         self._prompts, self._reward, self._training = prompts, reward, training
         self._engine, self._logprobs = engine, logprobs
@@ -113,10 +115,11 @@ class PolicyAnswers:
         self._pool = ThreadPoolExecutor(1, "rollouts")
         self._pending: dict[int, Future[None]] = {}
         self._current: _Current | None = None
-        self._references: list[np.ndarray] = []
 
     def sampled(self, step: int, params: Params, frozen: object) -> Mapping[str, np.ndarray]:
-        """The batch of `policy_loss.clipped` for a step."""
+        """The batch of `policy_loss.clipped` for a step; raises InputError if no answer of the
+        iteration has a reward, or its file cannot be read or written.
+        """
         self._join()
         iteration, part = divmod(step, self._training.updates)
         values = self._declared(params, frozen)
@@ -134,8 +137,8 @@ class PolicyAnswers:
     def evaluate(
         self, prompts: Sequence[Prompt], trained: tuple[Params, object] | None = None
     ) -> float:
-        """The mean reward of the engine's greedy answers, of those that have one; NaN of none.
-        `trained`: what is trained, and what stays, which the engine goes on with.
+        """The mean reward of the engine's greedy answers, of those that have one. `trained`: what
+        is trained, and what stays, which the engine goes on with. Raises InputError if none has.
         """
         if trained is not None:
             self._engine.update_params(self._declared(*trained))
@@ -143,9 +146,8 @@ class PolicyAnswers:
         completions = self._engine.generate(
             [prompt.tokens for prompt in prompts], [params] * len(prompts)
         )
-        fields, texts = [prompt.fields for prompt in prompts], [c.text for c in completions]
-        values = rewards.of_batch(self._reward, fields, texts).rewards_B
-        return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+        texts = [completion.text for completion in completions]
+        return float(np.nanmean(self._rewarded(prompts, texts)))
 
     def _begin(self, iteration: int, part: int, values: Params, weights: Params) -> None:
         """Samples by the weights at the start of an iteration what these are to sample, and takes
@@ -208,9 +210,9 @@ class PolicyAnswers:
             )
             for number, group in zip(numbers, groups, strict=True) for completion in group
         ]  # fmt: skip
-        fields = [self._prompts[answer.prompt].fields for answer in answers]
-        scores = rewards.of_batch(self._reward, fields, [answer.text for answer in answers])
-        for answer, reward in zip(answers, scores.rewards_B, strict=True):
+        prompts = [self._prompts[answer.prompt] for answer in answers]
+        rewards_B = self._rewarded(prompts, [answer.text for answer in answers])
+        for answer, reward in zip(answers, rewards_B, strict=True):
             answer.reward = float(reward) if np.isfinite(reward) else None
         seconds = time.perf_counter() - start
         trained = self._of_answers(answers, self._logprobs(weights, self._sequences(answers)))
@@ -227,6 +229,19 @@ class PolicyAnswers:
             iteration, version, seconds, float(gap.max()), float(gap.mean()), answers
         )
         sampled.write(self._path(iteration))
+
+    def _rewarded(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> np.ndarray:
+        """Rewards of answers, f64[B], NaN where there is none; raises InputError if there is no
+        other.
+        """
+        fields = [prompt.fields for prompt in prompts]
+        scores = rewards.of_batch(self._reward, fields, texts)
+        if np.isnan(scores.rewards_B).all():
+            raise InputError(
+                f"training.reward={self._training.reward}: none of {len(texts)} answers has a "
+                f"reward; the first: {scores.reasons[0]}"
+            )
+        return scores.rewards_B
 
     def _batch(self, part: int, weights: Params) -> dict[str, np.ndarray]:
         """The batch of an update: an equal part of the iteration's groups."""

@@ -90,6 +90,10 @@ PAGES = (
         ("inference/training", "inference/adapters", "layers/kernels/linear"),
         ("-m", "scripts.reports.tuning"), 20,
     ),
+    Page(
+        "docs/results/reinforcement.md", (*_CPU, *_STEP, "inference/training"),
+        ("-m", "scripts.reports.reinforcement"), 15,
+    ),
     Page("docs/scaling.md", _COMPILED),
     Page("docs/compiled_mixtures.md", _COMPILED),
 )  # fmt: skip

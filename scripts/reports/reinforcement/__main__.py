@@ -27,7 +27,8 @@ from scripts.reports.reinforcement.gaps import Gap
 
 _PAGE = Path(__file__).resolve().parents[3] / "docs" / "results" / "reinforcement.md"
 _STALENESS = (0, 2)
-_ENOUGH, _SMOOTHED = 0.8, 5  # a mean reward, over so many iterations
+_LEVELS, _SMOOTHED = (0.4, 0.5, 0.6, 0.7, 0.8), 5  # of the mean reward of so many iterations
+_BATCH, _GROUP = 16, 8
 _MAX_NEW_TOKENS, _PARTS = 10, 6
 _MODEL = (
     *("model.vocab_size=257", "model.width=128", "model.num_layers=3"),
@@ -40,7 +41,7 @@ _ANSWERS = (
 )
 _REWARDS = (
     *("training.reward=exact", "training.window=64", f"training.max_new_tokens={_MAX_NEW_TOKENS}"),
-    *("training.steps=100", "training.batch=16", "training.group_size=8"),
+    *("training.steps=240", f"training.batch={_BATCH}", f"training.group_size={_GROUP}"),
     *("training.accumulate=1", "training.learning_rate=2e-4", "training.warmup_steps=5"),
     *("engine.max_seqs=128", "engine.shapes.decode_rows=(32,128)"),
 )
@@ -54,13 +55,12 @@ class Trained(NamedTuple):
     held_out: tuple[float, float]  # rewards before and after
     command: str
 
-    @property
-    def answers_until_enough(self) -> int | None:
-        """Answers that were sampled until the smoothed reward is enough; None: it never is."""
+    def answers_until(self, level: float) -> int | None:
+        """Answers that were sampled until the smoothed reward reached a level; None: never."""
         rewards = [line["reward"] for line in self.iterations]
         for end in range(_SMOOTHED, len(rewards) + 1):
-            if statistics.fmean(rewards[end - _SMOOTHED : end]) >= _ENOUGH:
-                return end * 16 * 8
+            if statistics.fmean(rewards[end - _SMOOTHED : end]) >= level:
+                return end * _BATCH * _GROUP
         return None
 
 
@@ -78,11 +78,10 @@ def main() -> None:
     }
     if not (folder / "text.txt").exists():
         user_files.write({folder / name: content for name, content in files.items()})
+    answered = "--task=sft", "--model=base", "--data=answers.jsonl"
     commands = [
         _trained(folder, "base", ("--task=lm", "--text=text.txt"), _MODEL)[0],
-        _trained(folder, "start", ("--task=sft", "--model=base", "--data=answers.jsonl"), _ANSWERS)[
-            0
-        ],
+        _trained(folder, "start", answered, _ANSWERS)[0],
     ]
     runs = [_rewarded(folder, staleness) for staleness in _STALENESS]
     prompts = [line["prompt"] for line in held_out]
@@ -150,8 +149,7 @@ def _page(
         *code(*commands),
         *prose(
             "Held-out prompts are 256 whose digits sum to a multiple of 10, which no example and "
-            "no rewarded prompt has; their answers are greedy. The reward of sampled answers is "
-            f"enough where its mean over {_SMOOTHED} iterations reaches {_ENOUGH}."
+            "no rewarded prompt has; their answers are greedy."
         ),
         *table(
             (
@@ -168,6 +166,11 @@ def _page(
         ),
         *prose("The mean reward of sampled answers, by iterations:"),
         *table(("staleness", *parts), rewards),
+        *prose(
+            f"Answers until the mean reward of {_SMOOTHED} iterations first reaches a level, one "
+            "run each, so that chance decides some of the differences:"
+        ),
+        *table(("level", *(f"staleness {run.staleness}" for run in runs), "ratio"), _levels(runs)),
         "",
         "## Gaps",
         *prose(
@@ -189,15 +192,25 @@ def _page(
 
 def _row(run: Trained) -> list[str]:
     before, after = run.held_out
-    answers = run.answers_until_enough
     return [
         str(run.staleness), f"{before:.3f}", f"{after:.3f}",
-        "never" if answers is None else f"{answers:,}",
+        f"{len(run.iterations) * _BATCH * _GROUP:,}",
         f"{sum(line['tokens'] for line in run.iterations):,}",
         _number(max(line["max_gap"] for line in run.iterations)),
         f"{sum(line['rollout_s'] for line in run.iterations):.0f}",
         f"{sum(line['update_s'] for line in run.iterations):.0f}",
     ]  # fmt: skip
+
+
+def _levels(runs: Sequence[Trained]) -> list[list[str]]:
+    rows = []
+    for level in _LEVELS:
+        counts = [run.answers_until(level) for run in runs]
+        cells = ["never" if count is None else f"{count:,}" for count in counts]
+        first, *_, last = counts
+        ratio = "" if first is None or last is None else f"{last / first:.2f}"
+        rows.append([f"{level}", *cells, ratio])
+    return rows
 
 
 def _number(value: float) -> str:

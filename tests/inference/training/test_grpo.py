@@ -91,7 +91,9 @@ def test_rewards_rise_and_the_gap_is_0(tmp_path):
     assert all(np.array_equal(answer.policy, answer.logprobs) for answer in first.answers)
 
 
-@pytest.mark.parametrize("updates, staleness, stop", [(1, 0, 2), (2, 2, 5)])
+@pytest.mark.parametrize("updates, staleness, stop", [
+    pytest.param(1, 0, 2, marks=pytest.mark.long), (2, 2, 5),
+])  # fmt: skip
 def test_interrupted_and_resumed_it_is_the_same_bit_for_bit(tmp_path, updates, staleness, stop):
     training = dataclasses.replace(
         TRAINING, steps=4 * updates, updates=updates, staleness=staleness
@@ -120,6 +122,14 @@ def test_what_has_no_reward_is_left_out(tmp_path):
     assert iterations[0].dropped == np.mean(dropped)
     valid = [answer.reward for answer in answers if answer.reward is not None]
     assert iterations[0].reward == pytest.approx(np.mean(valid))
+
+
+def test_a_reward_that_always_fails_is_one_line(tmp_path):
+    def fails(line, answer):
+        raise RewardError("no luck")
+
+    with pytest.raises(InputError, match="none of 8 answers has a reward; the first: no luck"):
+        run(tmp_path, dataclasses.replace(TRAINING, steps=1), fails)
 
 
 def test_equal_rewards_change_nothing(tmp_path):
