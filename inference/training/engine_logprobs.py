@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from configs.cache import BLOCK_TOKENS
 from configs.engine import Config
 from inference.runtime.model_runner import cache_arguments, for_this_device
 from inference.sampling import sampler
@@ -121,7 +122,8 @@ def _pages(
 ) -> tuple[kv_cache.Cache, jax.Array]:
     """An empty cache with pages for rows of a width, and these, i32[Y, P]; page 0 is the sink."""
     model, _, page_tokens, _, _, layout, _ = cache_arguments(config, attention)
-    pages = -(-width // page_tokens)  # of a row
+    # of a row: whole blocks, as the engine has them
+    pages = -(-width // BLOCK_TOKENS) * (BLOCK_TOKENS // page_tokens)
     leaves = kv_cache.abstract(
         model, (1 + num_rows * pages,) * len(model.page_groups), page_tokens, num_rows, 0, layout, 0
     )

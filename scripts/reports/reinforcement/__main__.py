@@ -41,7 +41,7 @@ _ANSWERS = (
 )
 _REWARDS = (
     *("training.reward=exact", "training.window=64", f"training.max_new_tokens={_MAX_NEW_TOKENS}"),
-    *("training.steps=240", f"training.batch={_BATCH}", f"training.group_size={_GROUP}"),
+    *("training.steps=100", f"training.batch={_BATCH}", f"training.group_size={_GROUP}"),
     *("training.accumulate=1", "training.learning_rate=2e-4", "training.warmup_steps=5"),
     *("engine.max_seqs=128", "engine.shapes.decode_rows=(32,128)"),
 )
