@@ -30,7 +30,8 @@ class _Product(ctypes.Structure):
         ("strips", ctypes.c_void_p), ("num_strips", ctypes.c_int64), ("depth", ctypes.c_int64),
         ("x", ctypes.c_void_p), ("num_rows", ctypes.c_int64), ("y", ctypes.c_void_p),
         ("y_stride", ctypes.c_int64), ("accumulates", ctypes.c_bool), ("is_far", ctypes.c_bool),
-        ("shift", ctypes.c_int), ("x_padding", ctypes.c_int64),
+        ("shift", ctypes.c_int), ("x_padding", ctypes.c_int64), ("y_is_far", ctypes.c_bool),
+        ("strip_depth", ctypes.c_int64),
     )  # fmt: skip
 
 
@@ -73,23 +74,11 @@ def _multiply(pairs, rows_TD, strips, before_TF=None, is_far=True):
     if before_TF is not None:
         y_TF[:, :F] = before_TF
     strips, rows_TD = np.ascontiguousarray(strips), np.ascontiguousarray(rows_TD)
-    pairs.multiply(
-        ctypes.byref(
-            _Product(
-                strips.ctypes.data,
-                len(strips),
-                depth,
-                rows_TD.ctypes.data,
-                T,
-                y_TF.ctypes.data,
-                F + STRIP,
-                before_TF is not None,
-                is_far,
-                0,
-                0,
-            )  # fmt: skip
-        )
-    )
+    product = _Product(
+        strips.ctypes.data, len(strips), depth, rows_TD.ctypes.data, T, y_TF.ctypes.data,
+        F + STRIP, before_TF is not None, is_far,
+    )  # fmt: skip
+    pairs.multiply(ctypes.byref(product))
     assert np.isnan(y_TF[:, F:]).all()
     return y_TF[:, :F]
 
