@@ -62,21 +62,10 @@ def read(
     Raises:
         InputError: it is no adapter of this model, or not sound, or there is less room.
     """
-    label, factors = stored.source.label, dict[Place, Factors]()
-    for name, module in _modules(stored, model).items():
-        if module.extra not in ("", *room.extras):
-            extras = (*room.extras, module.extra)
-            raise InputError(
-                f"{label}: adapts {shown(name)}, for which the engine's adapters have no room: set "
-                f"engine.adapters.extras={extras}"
-            )
-        factors |= module.factors(*_factors(stored, name, module, scale))
-    rank = max(len(down_RD) for down_RD, _ in factors.values())
-    if rank > room.rank:
-        raise InputError(
-            f"{label}: has rank {rank}, the engine's adapters at most {room.rank}: set "
-            f"engine.adapters.rank={rank}"
-        )
+    modules, factors = _modules(stored, model), dict[Place, Factors]()
+    rank = _rank(stored, modules, room)
+    for name, module in modules.items():
+        factors |= module.factors(*_factors(stored, name, scale))
     return AdapterWeights(path, digest, rank, factors)
 
 
@@ -114,26 +103,48 @@ def _modules(stored: Stored, model: str) -> dict[str, Module]:
     return {name: valid[name] for name in stored.tensors}
 
 
-def _factors(
-    stored: Stored, name: str, module: Module, scale: Callable[[str, int], float]
-) -> Factors:
-    source, (rows, columns), matrices = stored.source, module.shape, []
-    for tensor in stored.tensors[name]:
-        shape = source.shapes[tensor]
-        if len(shape) != 2:
-            raise InputError(f"{source.label}: {shown(tensor)} is a matrix, not {[*shape]}")
-        matrices.append(np.array(source.read(tensor, 0, shape[0])))
-    down_RD, up_FR = matrices
-    rank = len(down_RD)
-    if (down_RD.shape, up_FR.shape) != ((rank, columns), (rows, rank)) or not rank:
+def _rank(stored: Stored, modules: Mapping[str, Module], room: AdapterConfig) -> int:
+    """The largest rank of a file, before anything else of it is read; raises InputError for factors
+    of other shapes than its modules', or if there is less room.
+    """
+    source, largest = stored.source, 0
+    for name, module in modules.items():
+        if module.extra not in ("", *room.extras):
+            extras = (*room.extras, module.extra)
+            raise InputError(
+                f"{source.label}: adapts {shown(name)}, for which the engine's adapters have no "
+                f"room: set engine.adapters.extras={extras}"
+            )
+        (rows, columns), tensors = module.shape, stored.tensors[name]
+        down, up = (tuple(source.shapes[tensor]) for tensor in tensors)
+        rank = down[0] if down else 0
+        if (down, up) != ((rank, columns), (rows, rank)) or not rank:
+            raise InputError(
+                f"{source.label}: {shown(name)} has factors {[*down]} and {[*up]}; it is [{rows}, "
+                f"{columns}], so they are [r, {columns}] and [{rows}, r]"
+            )
+        largest = max(largest, rank)
+    if largest > MOST_RANKS:
         raise InputError(
-            f"{source.label}: {shown(name)} has factors {[*down_RD.shape]} and {[*up_FR.shape]}; "
-            f"it is [{rows}, {columns}], so they are [r, {columns}] and [{rows}, r]"
+            f"{source.label}: has rank {largest}, of which adapters have at most {MOST_RANKS}: let "
+            "peft merge it with its model, and load the result"
         )
-    up_FR = up_FR.astype(np.float32) * np.float32(scale(name, rank))
-    for tensor, matrix in zip(
-        stored.tensors[name], (down_RD.astype(np.float32), up_FR), strict=True
-    ):
+    if largest > room.rank:
+        raise InputError(
+            f"{source.label}: has rank {largest}, the engine's adapters at most {room.rank}: set "
+            f"engine.adapters.rank={largest}"
+        )
+    return largest
+
+
+def _factors(stored: Stored, name: str, scale: Callable[[str, int], float]) -> Factors:
+    source, tensors = stored.source, stored.tensors[name]
+    down_RD, up_FR = (
+        np.array(source.read(tensor, 0, source.shapes[tensor][0])).astype(np.float32)
+        for tensor in tensors
+    )
+    up_FR *= np.float32(scale(name, len(down_RD)))
+    for tensor, matrix in zip(tensors, (down_RD, up_FR), strict=True):
         if not np.isfinite(matrix).all():
             raise InputError(f"{source.label}: {shown(tensor)} has values that are not finite")
     return Factors(down_RD, up_FR)

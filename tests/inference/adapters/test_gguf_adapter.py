@@ -1,13 +1,17 @@
 """Adapters in `.gguf` files are those of the directories that they were made of."""
 
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from configs.errors import InputError
+from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.settings.adapters import AdapterConfig
 from inference.adapters import adapter_file, peft_directory
+from inference.checkpoints import resolve
 from tests import fakes
 from tests.inference.adapters import peft_files
 
@@ -101,6 +105,9 @@ _Q = "blk.0.attn_q.weight"
     ({}, {f"{_Q}.lora_a": np.ones((4, 23), np.float32)}, r"factors \[4, 23\] and \[32, 4\]; it"),
     ({}, {f"{_Q}.lora_b": np.ones((32, 5), np.float32)}, r"factors \[4, 24\] and \[32, 5\]; it"),
     ({}, {f"{_Q}.lora_b": np.full((32, 4), np.nan, np.float32)}, "values that are not finite"),
+    ({}, {f"{_Q}.lora_b": np.ones((31, 4), np.float32)}, r"factors \[4, 24\] and \[31, 4\]; it"),
+    ({}, {f"{_Q}.lora_a": np.ones((300, 24), np.float32),
+          f"{_Q}.lora_b": np.ones((32, 300), np.float32)}, "rank 300, of which .* at most 256"),
     ({}, {"blk.9.attn_q.weight.lora_a": np.ones((4, 24), np.float32)}, "lora_b' is missing"),
     ({}, {f"blk.9.attn_q.weight.{part}": np.ones((4, 4), np.float32)
           for part in ("lora_a", "lora_b")}, "adapts 'blk.9.attn_q', which tiny-llama has not"),
@@ -115,6 +122,19 @@ def test_what_is_not_sound_is_one_line(tmp_path, changes, tensors, reason):
     with pytest.raises(InputError, match=reason) as error:
         adapter_file.read(path, model, _ROOM)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("tensor", ["ssm_out", "attn_gate"])
+def test_factors_of_other_shapes_are_refused_before_their_heads_are_ordered(tmp_path, tensor):
+    golden = Path(__file__).parents[2] / "golden" / "qwen3_5-gqa-sections"
+    model = resolve.resolve(str(golden)).config
+    layer = next(n for n, spec in enumerate(model.layers) if isinstance(spec.mixer, DeltaNet))
+    weight = f"blk.{layer}.{tensor}.weight"
+    tensors = {f"{weight}.lora_a": np.ones((2, 3)), f"{weight}.lora_b": np.ones((5, 2))}
+    floats = {name: values.astype(np.float32) for name, values in tensors.items()}
+    path = _stored(tmp_path / "one.gguf", "qwen35", floats)
+    with pytest.raises(InputError, match=r"has factors \[2, 3\] and \[5, 2\]; it is"):
+        adapter_file.read(path, model, _ROOM)
 
 
 def test_a_file_that_is_none_is_named(tmp_path):
