@@ -1,6 +1,7 @@
 """Adapters that are trained: what the trainer computes is what an engine serves."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from inference.training import answer_losses, loop, lora, losses
 from inference.training.answers import Answered
 from inference.training.packing import PackedAnswers
 from inference.training.step_folder import StepFolder
-from layers import decoder
+from layers import decoder, params
 from layers.kernels.linear import api as linear
 from tests import compiling, fakes
 from tests.inference.adapters import peft_files
@@ -66,6 +67,27 @@ def test_the_loss_is_that_of_merged_weights_and_of_the_engine(tmp_path, name):
         if is_answer
     ]  # fmt: skip
     np.testing.assert_allclose(expected, np.mean(lost), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [
+    "phi3-gqa-longrope-partial",  # a module is several of ours, one behind the other
+    pytest.param("qwen3_next-gqa-shared-experts", marks=pytest.mark.long),  # or in two
+])  # fmt: skip
+def test_sums_are_those_of_the_adapter_that_is_written(tmp_path, name):
+    golden = Path(__file__).parents[2] / "golden" / name
+    model = dataclasses.replace(resolve.resolve(str(golden)).config, dtype="float32")
+    recipe, generator = Recipe(model, _TRAINING), np.random.default_rng(0)
+    factors, base = _drawn(recipe), jax.tree.map(
+        lambda info: generator.standard_normal(info.shape, np.float32), decoder.param_infos(model),
+        is_leaf=params.is_info,
+    )  # fmt: skip
+    lora.write(factors, recipe, "tiny", tmp_path / "adapter")
+    loaded = peft_directory.read(tmp_path / "adapter", model, AdapterConfig(rank=8))
+    expected = peft_files.merged(model, base, loaded)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        lora.merged(recipe)(factors, base), expected,
+    )  # fmt: skip
 
 
 def test_an_adapter_begins_as_the_model_and_its_gradient_is_that_of_the_weights():
