@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from configs.adapters import RANKS
 from configs.engine import Config
 from configs.errors import InputError
 from configs.model import ModelConfig
@@ -23,7 +24,6 @@ ADAPTER = flags.DEFINE_string(
     "generate: with which the model answers. convert: which becomes part of the weights.",
 )
 _NAME = "adapter"  # by which requests choose it
-_RANKS = 8  # an engine's rank is a multiple, so that adapters of about one size share its programs
 _SLOTS = 8  # of a server, unless it is told
 
 
@@ -58,13 +58,11 @@ def with_room(config: Config, adapters: dict[str, Path]) -> Config:
     from inference.adapters import adapter_file
 
     rooms = [adapter_file.room(path, config.model) for path in adapters.values()]
-    rank = max(room.rank for room in rooms)
-    room, rank = config.engine.adapters, -(-rank // _RANKS) * _RANKS
-    extras = {*room.extras, *(extra for room in rooms for extra in room.extras)}
-    config = config.with_engine(extras=tuple(sorted(extras)))
-    if room.slots:  # as it was told
-        return config.with_engine(rank=max(rank, room.rank))
-    return config.with_engine(slots=min(len(adapters), _SLOTS), rank=rank)
+    room = config.engine.adapters
+    rank = max(room.rank, *(-(-header.rank // RANKS) * RANKS for header in rooms))
+    extras = {*room.extras, *(extra for header in rooms for extra in header.extras)}
+    slots = room.slots or min(len(adapters), _SLOTS)
+    return config.with_engine(slots=slots, rank=rank, extras=tuple(sorted(extras)))
 
 
 def read(model: ModelConfig) -> "AdapterWeights | None":

@@ -19,6 +19,9 @@ def test_room_is_what_all_adapters_take(tmp_path):
     assert adapters == {name: tmp_path / name for name in ("one", "other", "third")}
     room = adapter_flags.with_room(Config(model), adapters).engine.adapters
     assert room == AdapterConfig(slots=3, rank=16, extras=("latents", "vocab"))
+    roomy = EngineConfig.of(rank=64)  # for adapters that are loaded later
+    room = adapter_flags.with_room(Config(model, roomy), adapters).engine.adapters
+    assert room == AdapterConfig(slots=3, rank=64, extras=("latents", "vocab"))
     larger = EngineConfig.of(slots=5, rank=64, extras=("experts",))
     room = adapter_flags.with_room(Config(model, larger), adapters).engine.adapters
     assert room == AdapterConfig(5, 64, ("experts", "latents", "vocab"))
