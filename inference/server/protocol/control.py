@@ -47,8 +47,8 @@ class UpdateRequest(Struct, kw_only=True):
 
 
 class LoadAdapterRequest(Struct, kw_only=True):
-    """POST /v1/load_lora_adapter. `lora_path`: a directory of the peft package, on disk or in a
-    store.
+    """POST /v1/load_lora_adapter. `lora_path`: a directory of the peft package or a .gguf file, on
+    disk or in a store.
     """
 
     lora_name: _Name

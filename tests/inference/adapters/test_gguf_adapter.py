@@ -73,14 +73,15 @@ def test_factors_are_those_of_the_directory(tmp_path, name):
         for matrix, other in zip(factors, expected.factors[place], strict=True):
             np.testing.assert_array_equal(matrix, other)
     assert adapter_file.room(path, model) == AdapterConfig(rank=4, extras=("vocab",))
+    assert adapter_file.listed(tmp_path) == {"one": path, "peft": directory}
     assert adapter.rank == 4 and adapter.digest != expected.digest
 
 
-def test_an_engine_takes_a_file_and_lists_both_kinds(tmp_path):
+@pytest.mark.long
+def test_an_engine_takes_files_of_both_kinds(tmp_path):
     model = fakes.llama()
     directory = peft_files.write(tmp_path / "one", model, lora_alpha=8)
-    path = _stored(tmp_path / "other.gguf", tensors=_tensors(directory))
-    assert adapter_file.listed(tmp_path) == {"one": directory, "other": path}
+    _stored(tmp_path / "other.gguf", tensors=_tensors(directory))
     sizes = dict(max_seqs=2, decode_rows=(2,), page_tokens=8, cache_bytes=1 << 20)
     engine = fakes.engine(model, None, "one", False, slots=2, rank=8, **sizes)
     for name, where in adapter_file.listed(tmp_path).items():
