@@ -23,9 +23,10 @@ from scripts.flags import chip_flag, output_flag, samples_flag, seed_flag, text_
 from scripts.modes import prune_samples
 
 if TYPE_CHECKING:
+    from configs.model import ModelConfig
     from inference.checkpoints.checkpoint import Checkpoint
     from inference.prune.importance import Importance, Method
-    from inference.prune.search import Candidate
+    from inference.prune.search import Budget, Candidate
 
 _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
 _WIDTHS = flags.DEFINE_list(
@@ -93,7 +94,9 @@ def main(_: Sequence[str]) -> None:
             "what pruning leaves of that"
         )
     shapes.check(config, widths)
-    method = _method()
+    budget, method = _budget(config), _method()
+    if budget is None and "layers" not in widths and not _NATIVE.value:  # before an hour of scores
+        shapes.check_transformers(config, widths, range(config.num_layers))
     start = time.monotonic()
     checkpoint = common.open_checkpoint(resolved)
     checkpoint.check_no_classifier()
@@ -111,8 +114,8 @@ def main(_: Sequence[str]) -> None:
     with common.bars() as progress:
         importance.run(windows, progress)
     candidates: list[Candidate] = []
-    if _TARGET_PARAMS.value is not None or _TARGET_LATENCY_MS.value is not None:
-        candidates = _candidates(checkpoint, importance, widths, windows, parts)
+    if budget is not None:
+        candidates = _candidates(checkpoint, importance, budget, widths, windows, parts)
         widths, layers = candidates[0].widths, candidates[0].layers
     else:
         count = widths.get("layers", config.num_layers)
@@ -151,12 +154,14 @@ def main(_: Sequence[str]) -> None:
 
 
 def _widths() -> dict[str, int]:
-    widths = {}
+    widths: dict[str, int] = {}
     for text in _WIDTHS.value:
         name, _, number = text.partition("=")
         if not number.strip().isdecimal() or len(number) > 9:
             raise InputError(f"--widths={text}: must be an axis and a number, such as layers=24")
-        widths[name.strip()] = int(number)
+        if (name := name.strip()) in widths:
+            raise InputError(f"--widths={text}: {name} is given twice; give it once")
+        widths[name] = int(number)
     return widths
 
 
@@ -174,6 +179,19 @@ def _check_budget(widths: Mapping[str, int]) -> None:
         raise InputError(f"--target_latency_ms={latency}: must be a finite number above 0")
     if seed_flag.SEED.present and not _RANDOM.value:
         raise InputError("--seed goes with --random: nothing else is drawn")
+
+
+def _budget(config: "ModelConfig") -> "Budget | None":
+    share, latency = _TARGET_PARAMS.value, _TARGET_LATENCY_MS.value
+    if share is None and latency is None:
+        return None
+    from inference.planner.calibration import lookup
+    from inference.prune.search import Budget
+
+    chip = chip_flag.HARDWARE.value if chip_flag.HARDWARE.present else "cpu"
+    budget = Budget(lookup.get(chip, config), share, None if latency is None else latency / 1000)
+    budget.check(config)
+    return budget
 
 
 def _method() -> "Method":
@@ -203,18 +221,14 @@ def _windows(checkpoint: "Checkpoint") -> Any:
 def _candidates(
     checkpoint: "Checkpoint",
     importance: "Importance",
+    budget: "Budget",
     widths: Mapping[str, int],
     windows: Any,
     parts: Any,
 ) -> "list[Candidate]":
-    from inference.planner.calibration import lookup
     from inference.prune import search, shapes
 
-    chip = chip_flag.HARDWARE.value if chip_flag.HARDWARE.present else "cpu"
-    config, latency = checkpoint.config, _TARGET_LATENCY_MS.value
-    budget = search.Budget(
-        lookup.get(chip, config), _TARGET_PARAMS.value, None if latency is None else latency / 1000
-    )
+    config = checkpoint.config
 
     def can_be(candidate: Mapping[str, int], layers: tuple[int, ...]) -> bool:
         return _NATIVE.value or shapes.refusal(config, candidate, layers) is None

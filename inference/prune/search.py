@@ -64,6 +64,18 @@ class Budget:
     params: float | None = None
     latency_s: float | None = None
 
+    @property
+    def flag(self) -> str:
+        """The flag that says it, for messages."""
+        if self.latency_s is None:
+            return f"--target_params={self.params}"
+        return f"--target_latency_ms={1000 * self.latency_s:g}"
+
+    def check(self, parent: ModelConfig) -> None:
+        """Raises InputError if a model meets it as it is."""
+        if self.excess(parent, parent) <= 1:
+            raise InputError(f"{self.flag}: {parent.name} meets it as it is; give less")
+
     def step_s(self, config: ModelConfig) -> float:
         """Returns the predicted seconds of a decode step of one sequence."""
         context = min(CONTEXT, config.max_context - 1)
@@ -96,10 +108,10 @@ def candidates(
         InputError: no shape does.
     """
     sizes = shapes.sizes(config)
-    free = next((name for name in _FREE if name in sizes and name not in fixed), None)
+    free = _free(config, sizes, fixed)
     scores = [importance.layer(layer) for layer in range(config.num_layers)]
     depth = importance.depth()
-    depth = np.where(np.isfinite(depth), np.abs(depth), 0)
+    depth = np.where(np.isfinite(depth), np.maximum(depth, 0), 0)
     staying = {}
     for count in _sizes(LAYERS, sizes[LAYERS], fixed):
         with contextlib.suppress(InputError):  # layers that others read are too many
@@ -113,15 +125,16 @@ def candidates(
         if solved is None or not can_be(solved, layers):
             continue
         model = shapes.pruned(config, solved, layers)
-        lost = _lost(solved, sizes, scores) + 1 - depth[list(layers)].sum() / depth.sum()
+        leaving = np.delete(depth, layers)
+        lost = _lost(solved, scores) + float(_share(leaving.sum(), depth.sum()))
         matches.append(
             Candidate(solved, layers, child.num_parameters(model), budget.step_s(model), lost)
         )
     if not matches:
-        target = f"--target_params={budget.params}"
-        if budget.params is None:
-            target = f"--target_latency_ms={1000 * (budget.latency_s or 0):g}"
-        raise InputError(f"{target}: no shape of {config.name} is so small; give more")
+        raise InputError(
+            f"{budget.flag}: no shape that is tried of {config.name} is within "
+            f"{_TOLERANCE:.0%} below it; give another, or --widths alone"
+        )
     return sorted(matches, key=lambda candidate: candidate.importance)
 
 
@@ -222,18 +235,37 @@ def _solved(
         return None
 
 
-def _lost(
-    widths: Mapping[str, int], sizes: Mapping[str, int], scores: list[dict[str, np.ndarray]]
-) -> float:
+def _free(config: ModelConfig, sizes: Mapping[str, int], fixed: Mapping[str, int]) -> str | None:
+    """The axis that solves for the budget: of those that can, the one whose units hold the most
+    parameters.
+    """
+
+    def parameters(name: str) -> int:
+        try:
+            half = shapes.pruned(config, {name: sizes[name] // 2}, range(config.num_layers))
+        except InputError:
+            return 0
+        return whole - child.num_parameters(half)
+
+    whole = child.num_parameters(config)
+    names = [name for name in _FREE if name in sizes and name not in fixed]
+    return max(names, key=parameters, default=None)
+
+
+def _lost(widths: Mapping[str, int], scores: list[dict[str, np.ndarray]]) -> float:
     """What a shape loses of its units' scores, a share summed over axes other than depth."""
     lost = 0.0
     for name, width in widths.items():
         if name == LAYERS:
             continue
-        of_layers = [of_layer[name] for of_layer in scores if name in of_layer]
-        shares = [
-            np.sort(of_layer, axis=-1)[..., : of_layer.shape[-1] - width].sum() / of_layer.sum()
-            for of_layer in of_layers
-        ]
+        shares = []
+        for score in (of_layer[name] for of_layer in scores if name in of_layer):
+            leaving = np.sort(score, axis=-1)[..., : max(score.shape[-1] - width, 0)]
+            shares.append(_share(leaving.sum(), score.sum()))
         lost += float(np.mean(shares)) if shares else 0.0
     return lost
+
+
+def _share(part: float, whole: float) -> float:
+    """0 of what does nothing."""
+    return part / whole if whole else 0.0

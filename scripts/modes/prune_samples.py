@@ -30,6 +30,11 @@ def windows(checkpoint: "Checkpoint", text: str | None, count: int, size: int) -
         from inference.training import own_samples
 
         first = own_samples.opening(tokenizer)
+        if size <= len(first):
+            raise InputError(
+                f"--sample_tokens={size}: must be above the {len(first)} tokens that open a sample "
+                "of the model's own; give more, or --text"
+            )
         ids = own_samples.write(train_heads.generator(checkpoint), first, count, size)
         return ids.reshape(count, size).astype(np.int32)
     from inference.benchmark.quality import perplexity
@@ -56,7 +61,7 @@ def _documents(name: str, tokenizer: "Tokenizer") -> Iterator[str]:
     if not name.endswith(_JSONL):
         yield whole
         return
-    for number, line in enumerate(whole.splitlines(), 1):
+    for number, line in enumerate(whole.split("\n"), 1):
         if not line.strip():
             continue
         try:

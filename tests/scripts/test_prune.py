@@ -51,15 +51,28 @@ def test_a_budget_is_met_by_the_shape_that_loses_least(run, tmp_path):
     assert result["widths"] == result["candidates"][0]["widths"]
     assert 0.68 <= result["parameters"] / result["parameters_before"] <= 0.7
     assert any(candidate["is_best"] for candidate in result["candidates"])
-    by_time = run("--target_latency_ms=0.5", "--native", output=tmp_path / "other")
-    assert by_time.status == 1 and "--target_latency_ms=0.5: no shape" in by_time.err
 
 
-def test_samples_are_lines_or_the_models_own(run, tmp_path):
-    lines = tmp_path / "data.jsonl"
-    lines.write_text("".join(json.dumps({"text": _TEXT[:400]}) + "\n" for _ in range(8)) + "\n")
-    assert run("--widths=ffn_width=40", text=lines, output=tmp_path / "lines").status == 0
+@pytest.mark.long
+def test_samples_are_the_models_own(run, tmp_path):
     assert run("--widths=ffn_width=40", text=None, output=tmp_path / "written").status == 0
+
+
+def test_openings_leave_room_for_samples(run):
+    ran = run("--widths=layers=1", "--sample_tokens=2", text=None)
+    assert ran.status == 1 and "--sample_tokens=2: must be above the" in ran.err.splitlines()[-1]
+
+
+def test_samples_are_lines(run, tmp_path):
+    lines = tmp_path / "data.jsonl"
+    lines.write_text(
+        "".join(
+            json.dumps({"text": f"{_TEXT[:400]}\u2028"}, ensure_ascii=False) + "\n"
+            for _ in range(8)
+        )
+        + "\n"
+    )
+    assert run("--widths=ffn_width=40", text=lines, output=tmp_path / "lines").status == 0
     lines.write_text('{"text": 3}\n')
     error = run("--widths=ffn_width=40", text=lines, output=tmp_path / "none").err
     assert "line 1 is no object with" in error.splitlines()[-1]
@@ -78,7 +91,10 @@ def test_samples_are_lines_or_the_models_own(run, tmp_path):
         (["--widths=kv_heads=0"], "--widths=kv_heads=0: must be at least 1"),
         (["--widths=ffn_width=53"], "--widths=ffn_width=53: llama-tokenizer has 52; give fewer"),
         (["--target_params=1.5"], "--target_params=1.5: must be a share between 0 and 1"),
-        (["--target_params=0.01"], "--target_params=0.01: no shape of llama-tokenizer is so small"),
+        (["--target_params=0.01"], "--target_params=0.01: no shape that is tried of llama"),
+        (["--target_latency_ms=9e3", "--hardware=h100"], "9000: llama-tokenizer meets it as it is"),
+        (["--target_params=0.5", "--hardware=h9"], "no hardware 'h9'"),
+        (["--widths=layers=2,layers=1"], "--widths=layers=1: layers is given twice"),
         (["--target_params=0.5", "--target_latency_ms=1"], "give one of them"),
         (["--target_latency_ms=-1"], "must be a finite number above 0"),
         (["--widths=layers=1", "--aggregate=max,l2"], "must be two of mean and l2"),
@@ -94,6 +110,8 @@ def test_what_is_wrong_is_named_in_one_line(run, args, message, tmp_path):
     ran = run(*args)
     assert ran.status == 1 and ran.out == "" and message in ran.err.splitlines()[-1]
     assert not (tmp_path / "child").exists()
+    is_early = "no shape" not in message  # before anything is scored
+    assert is_early != (tmp_path / "child.pruning").exists()
 
 
 def test_a_full_disk_is_said_in_one_line_and_the_scores_stay(run, tmp_path, monkeypatch):
