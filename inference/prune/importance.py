@@ -4,6 +4,7 @@ calibration text, with one layer in memory at a time.
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,6 +23,7 @@ RANDOM = "random"
 
 _OF_DEPTH = "depth"  # the part with the losses without each layer
 _LOSS = "loss"
+_BRANCH_BYTES = 1 << 29  # of streams without a layer each, that are in memory together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,26 +142,40 @@ class Importance:
         """By how much the loss rises without each layer, float64 [L]; infinite where another layer
         reads what it made.
         """
-        windows_YW = loss.spread(tokens_YW)
-        base, config = start(self._reader, windows_YW), self.config
+        windows_YW, config = loss.spread(tokens_YW), self.config
         owners = {spec.owner for spec in config.cache_specs} | config.choice_owners
-        branches: dict[int, Stream] = {}
-        for index in range(config.num_layers):
-            if progress:
-                progress(index, config.num_layers, "leaving each layer out")
+        free = [index for index in range(config.num_layers) if index not in owners]
+        most = max(_BRANCH_BYTES // (4 * windows_YW.size * config.width), 1)
+        groups = [free[first : first + most] for first in range(0, len(free), most)]
+        rises, total = np.full(config.num_layers, math.inf), len(groups) * config.num_layers
+        for nth, group in enumerate(groups):
+
+            def of_group(done: int, first: int = nth * config.num_layers) -> None:
+                if progress:
+                    progress(first + done, total, "leaving each layer out")
+
+            rises[group] = self._rises(windows_YW, group, of_group)
+        return rises
+
+    def _rises(
+        self, windows_YW: np.ndarray, group: list[int], progress: Callable[[int], None]
+    ) -> np.ndarray:
+        """By how much the loss rises without each of some layers, whose streams are in memory
+        together.
+        """
+        base, branches = start(self._reader, windows_YW), dict[int, Stream]()
+        for index in range(self.config.num_layers):
+            progress(index)
             values = self._reader.layer(index)
-            if index not in owners:
+            if index in group:
                 branches[index] = base.branch()
             for without, stream in (*branches.items(), (None, base)):
                 if without != index:
                     stream.advance(index, values)
-        if progress:
-            progress(config.num_layers, config.num_layers, "leaving each layer out")
+        progress(self.config.num_layers)
         losses = [loss.of_stream(self._reader, stream, windows_YW)
                for stream in (base, *branches.values())]  # fmt: skip
-        rises = np.full(config.num_layers, math.inf)
-        rises[list(branches)] = np.array(losses[1:]) - losses[0]
-        return rises
+        return np.array(losses[1:]) - losses[0]
 
 
 def start(reader: Reader, tokens_YW: np.ndarray) -> Stream:

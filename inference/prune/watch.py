@@ -10,6 +10,7 @@ import numpy as np
 from configs.model import LayerSpec
 from inference.layerwise.stream import Note, Watch
 from inference.prune import axes
+from layers import stacks
 
 AGGREGATES = "mean", "l2"
 
@@ -79,8 +80,7 @@ class ImportanceWatch(Watch):
         noted: dict[str, jax.Array] = {}
         x_XD = x_XD.astype(jnp.float32)
         if path in self.readers:
-            whole = shape if sizes_E is None else (1, len(x_XD))  # experts read no windows
-            noted[axes.WIDTH] = self._of_tokens(jnp.abs(x_XD), whole)
+            noted[axes.WIDTH] = self._of_channels(jnp.abs(x_XD), sizes_E is not None, shape)
         for axis, part in self.scored.get(path, ()):
             if sizes_E is not None:
                 noted[axis.name] = self._of_stack(axis, weight, x_XD, sizes_E)
@@ -103,6 +103,17 @@ class ImportanceWatch(Watch):
     def _of_tokens(self, norm_TN: jax.Array, shape: tuple[int, int]) -> jax.Array:
         return self.aggregate.partial(self.aggregate.over_tokens(norm_TN.reshape(*shape, -1)))
 
+    def _of_channels(self, x_XD: jax.Array, is_stack: bool, shape: tuple[int, int]) -> jax.Array:
+        """Of the model's channels [D]. Experts' inputs lie in no windows: each window of the batch
+        counts as their mean.
+        """
+        if not is_stack:
+            return self._of_tokens(x_XD, shape)
+        mean_1D = self.aggregate.over_tokens(x_XD[None])
+        if self.aggregate.of_tokens == "l2":  # of as many tokens as a window has
+            mean_1D *= (shape[1] / len(x_XD)) ** 0.5
+        return shape[0] * self.aggregate.partial(mean_1D)
+
     def _of_stack(
         self, axis: axes.Axis, weight: jax.Array, x_XF: jax.Array, sizes_E: jax.Array
     ) -> jax.Array:
@@ -111,14 +122,30 @@ class ImportanceWatch(Watch):
             return sizes_E.astype(jnp.float32)
         norm_XN = jnp.abs(x_XF)
         if axis.name == "experts":
-            out_XD = jax.lax.ragged_dot(x_XF, jnp.swapaxes(weight, 1, 2), sizes_E)
-            norm_XN = jnp.linalg.norm(out_XD, axis=-1, keepdims=True)
+            norm_XN = _result_norms(x_XF, weight, sizes_E)
         end_E = jnp.cumsum(sizes_E)
         expert_X = jnp.searchsorted(end_E, jnp.arange(len(x_XF)), side="right")
         if self.aggregate.of_windows == "l2":
             norm_XN = jnp.square(norm_XN)
         total_EN = jax.ops.segment_sum(norm_XN, expert_X, num_segments=len(sizes_E))
         return total_EN[:, 0] if axis.name == "experts" else total_EN
+
+
+def _result_norms(x_XF: jax.Array, weight_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+    """L2 norms of experts' results [X, 1], a block of rows at a time: `jax.lax.ragged_dot` holds
+    the rows of all experts for each of them.
+    """
+
+    def of_block(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x_WF, matrix = block
+        out_WD = jax.lax.dot(x_WF, weight_EDF[matrix].T, precision=jax.lax.Precision.HIGHEST)
+        return jnp.linalg.norm(out_WD, axis=-1, keepdims=True)
+
+    def products(x_BWF: jax.Array, matrix_B: jax.Array) -> jax.Array:
+        norms: jax.Array = jax.lax.map(of_block, (x_BWF, jnp.minimum(matrix_B, len(sizes_E) - 1)))
+        return norms
+
+    return stacks.in_blocks(products, x_XF, sizes_E, deterministic=False)
 
 
 def _norms(x_XD: jax.Array, unit_D: np.ndarray, num_units: int) -> jax.Array:

@@ -11,10 +11,11 @@ from configs.kinds.experts import Router
 from configs.recipes import smaller_caches
 from inference.checkpoints import convert, manifest
 from inference.layerwise.reader import Reader
-from inference.prune import export, loss, search, selection, shapes
+from inference.prune import export, importance, loss, search, selection, shapes, watch
 from inference.prune.importance import LOSS, Method
 from inference.prune.watch import Aggregate
 from layers import params
+from tests import compiling
 from tests.inference.prune import children
 from tests.inference.prune.children import GOLDEN
 from tests.inference.quantize import models
@@ -55,7 +56,11 @@ WIDTHS = {"layers": 3, "ffn_width": 48, "kv_heads": 1}
 METHODS = [Method(), Method(Aggregate("mean", "l2"))]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=["default", "mean"])
+@pytest.mark.parametrize(
+    "method",
+    [METHODS[0], pytest.param(METHODS[1], marks=pytest.mark.long)],
+    ids=["default", "mean"],
+)
 def test_what_does_nothing_is_removed(idle, tmp_path, method):
     record = children.child_of(idle, tmp_path / "child", WIDTHS, method=method)
     assert record["layers"] == [0, 1, 3]
@@ -105,7 +110,7 @@ def test_layers_leave_as_one_span(idle, tmp_path):
     assert set(range(4)) - set(layers) == {(first := int(np.argmin(spans))), first + 1}
 
 
-@pytest.mark.parametrize("visits", [False, True])
+@pytest.mark.parametrize("visits", [pytest.param(False, marks=pytest.mark.long), True])
 def test_an_expert_without_tokens_is_removed(tmp_path, visits):
     config = dataclasses.replace(models.mixture(), family="mixtral")
     experts = dataclasses.replace(
@@ -168,6 +173,25 @@ def test_a_layers_loss_is_that_of_the_model_without_it(idle, tmp_path):
     assert without - whole == pytest.approx(rises[3], abs=1e-5)
 
 
+def test_losses_of_a_group_of_layers_are_those_of_all(idle, tmp_path, monkeypatch):
+    _, together = children.scored(idle, tmp_path / "together", Method(depth=LOSS))
+    monkeypatch.setattr(importance, "_BRANCH_BYTES", 1)  # one layer at a time
+    _, apart = children.scored(idle, tmp_path / "apart", Method(depth=LOSS))
+    assert together.depth().tobytes() == apart.depth().tobytes()
+
+
+def test_an_experts_results_are_those_of_its_tokens():
+    rng = np.random.default_rng(0)
+    x_XF = rng.normal(size=(40, 6)).astype(np.float32)
+    weight_EDF = rng.normal(size=(3, 5, 6)).astype(np.float32)
+    sizes_E = np.array([30, 0, 8], np.int32)  # the last two rows are of no expert
+    norms = compiling.call(watch._result_norms, x_XF, weight_EDF, sizes_E)
+    expert_X = np.repeat(np.arange(3), sizes_E)
+    expected = [np.linalg.norm(weight_EDF[e] @ x) for e, x in zip(expert_X, x_XF[:38], strict=True)]
+    np.testing.assert_allclose(norms[:38, 0], expected, rtol=1e-5)
+    assert not np.any(norms[38:])
+
+
 def test_a_shape_that_no_file_of_the_family_says_is_named_with_those_that_are():
     config = children.opened(GOLDEN / "deepseek_v3-mha-groups-yarn").config
     layers = range(config.num_layers)
@@ -196,7 +220,7 @@ def test_candidates_are_of_the_same_size(idle, tmp_path):
     for match in matches:
         model = shapes.pruned(checkpoint.config, match.widths, match.layers)
         assert 0.98 <= budget.excess(model, checkpoint.config) <= 1
-    with pytest.raises(InputError, match="target_latency_ms=1e-06: no shape"):
+    with pytest.raises(InputError, match="target_latency_ms=1e-06: no shape that"):
         search.candidates(
             importance, checkpoint.config,
             search.Budget(budget.hardware, latency_s=1e-9), {}, False, lambda *shape: True,

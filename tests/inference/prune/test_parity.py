@@ -102,8 +102,16 @@ MORE = [
 ]  # fmt: skip
 
 
+ALL = (*CASES, *MORE)
+QUICK = [case for case in CASES if not case[0].startswith("mamba2")]
+
+
 @pytest.mark.parametrize(
-    "case, widths", [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in MORE)]
+    "case, widths",
+    [
+        *QUICK,
+        *(pytest.param(*case, marks=pytest.mark.long) for case in ALL if case not in QUICK),
+    ],
 )
 def test_a_child_computes_what_its_parent_does_without_what_was_removed(case, widths, tmp_path):
     record = children.child_of(GOLDEN / case, tmp_path / "child", widths)
