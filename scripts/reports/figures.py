@@ -68,6 +68,7 @@ _VERIFY = (
 )
 PAGES = (
     Page("docs/results/vllm-cpu.md", _CPU + _STEP + _HOST),
+    Page("docs/results/adapters-vllm.md", (*_CPU, *_STEP, *_HOST, "inference/adapters")),
     Page("docs/results/llama-cpp.md", _CPU + _STEP + _HOST),
     Page("docs/results/server-epyc-2cores.md", (*_CPU, *_STEP, *_HOST, "inference/server")),
     Page("docs/results/server-xeon-amx-2cores.md", (*_CPU, *_STEP, *_HOST, "inference/server")),

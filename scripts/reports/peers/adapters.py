@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.reports.pages.markdown import table
+from scripts.reports.pages.markdown import prose, table
 from scripts.reports.pages.results import Row
 from scripts.reports.peers.turns import alternate, libraries, printed, processor
 
@@ -124,16 +124,18 @@ def _page(options: argparse.Namespace, rows: list[dict[str, Row]]) -> list[str]:
         ]
         lines.append((name, *cells, f"{medians[0] / medians[1]:.2f}"))
     return [
-        "# Adapters beside vLLM's", "",
-        f"{datetime.date.today()}, {processor()}, Python {platform.python_version()}; both engines "
-        f"compute on all of these cores. {options.turns} runs of each by turns, the first one not "
-        f"counted. {ADAPTERS} adapters of rank {RANK} on all matrices, which requests take in "
-        f"turn: {REQUESTS} prompts of {PROMPT} random tokens, {NEW} new ones, greedy; prefill of "
-        f"four prompts of {PREFILL}. `{Path(options.model).name}`, bfloat16; "
-        f"{rows[0]['peer']['settings']}{libraries(options.preload)}. Written by "
-        "`scripts.reports.peers.adapters`.",
+        "# Adapters beside vLLM's",
+        *prose(
+            f"{datetime.date.today()}, {processor()}, Python {platform.python_version()}; both "
+            f"engines compute on all of these cores. {options.turns} runs of each by turns, the "
+            f"first one not counted. {ADAPTERS} adapters of rank {RANK} on all matrices, which "
+            f"requests take in turn: {REQUESTS} prompts of {PROMPT} random tokens, {NEW} new ones, "
+            f"greedy; prefill of four prompts of {PREFILL}. `{Path(options.model).name}`, "
+            f"bfloat16; {rows[0]['peer']['settings']}{libraries(options.preload)}. Written by "
+            "`scripts.reports.peers.adapters`."
+        ),
         *table(("median (each run)", "Ridgeline", "vLLM", "ratio"), lines),
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":
