@@ -21,6 +21,7 @@ from configs.recipes.training import PolicyTraining
 from inference.new_weights import NewWeights
 from inference.outputs import Completion
 from inference.request import SamplingParams
+from inference.scheduling.sequence import FinishReason
 from inference.training import packing, policy_loss, rewards, rollouts
 from inference.training.answer_lines import Prompt
 from inference.training.answers import Answered
@@ -203,6 +204,11 @@ class PolicyAnswers:
             ],
         )  # fmt: skip
         groups = [(completion, *completion.others) for completion in completions]
+        if any(one.finish_reason == FinishReason.ERROR for group in groups for one in group):
+            raise InputError(
+                f"training.learning_rate={training.learning_rate}: the weights that sample the "
+                f"answers of iteration {iteration} give no finite log-probabilities; lower it"
+            )
         answers = [
             Answer(
                 number, completion.token_ids, completion.text, None,

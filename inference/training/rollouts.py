@@ -68,7 +68,9 @@ class Rollouts:
     def read(cls, path: Path) -> "Rollouts":
         """Reads what `write` wrote; raises InputError if it cannot, or it is something else."""
         try:
-            head, *lines = map(json.loads, path.read_text("utf-8").split("\n")[:-1])
+            head, *lines = map(
+                json.loads, path.read_text("utf-8", "surrogatepass").split("\n")[:-1]
+            )
             for line in lines:
                 for name in ("logprobs", "policy"):
                     line[name] = None if line[name] is None else np.asarray(line[name], np.float32)
@@ -85,9 +87,12 @@ def advantages(rewards: Sequence[float | None]) -> np.ndarray:
     mean, over their standard deviation. 0 where all are equal, and of answers without a reward,
     which do not count.
     """
+    is_valid = np.array([reward is not None for reward in rewards])
     valid = np.array([reward for reward in rewards if reward is not None], np.float64)
-    if not len(valid) or valid.std() < _MIN_DEVIATION:
-        return np.zeros(len(rewards), np.float32)
-    mean, deviation = valid.mean(), valid.std()
-    scaled = [0.0 if reward is None else (reward - mean) / deviation for reward in rewards]
-    return np.array(scaled, np.float32)
+    scaled = np.zeros(len(rewards), np.float32)
+    if len(valid):
+        unit = max(np.abs(valid).max(), 1.0)  # sums and squares of larger ones may overflow
+        deviation = (valid / unit).std()
+        if deviation * unit >= _MIN_DEVIATION:
+            scaled[is_valid] = (valid / unit - (valid / unit).mean()) / deviation
+    return scaled

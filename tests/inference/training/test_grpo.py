@@ -151,6 +151,7 @@ def test_advantages_are_of_what_has_a_reward():
     assert not rollouts.advantages([None, 0.3, 0.3]).any()
     assert not rollouts.advantages([None, 1.0]).any() and not rollouts.advantages([None]).any()
     np.testing.assert_allclose(rollouts.advantages([1, 0, None, 1, 0]), [1, -1, 0, 1, -1])
+    np.testing.assert_allclose(rollouts.advantages([1e308, -1e308, 1e308, -1e308]), [1, -1, 1, -1])
 
 
 def test_on_policy_the_ratio_is_1_and_the_gradient_is_that_of_the_policy():
@@ -207,6 +208,21 @@ def test_a_token_that_has_changed_enough_is_clipped_and_the_reference_holds():
     divergence = np.exp(-np.log(2)) + np.log(2) - 1
     assert float(found[1.0][0]) == pytest.approx(-1.2 + divergence, rel=1e-5)
     assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(found[1.0][1]))
+
+
+def test_weights_that_diverge_are_one_line(tmp_path):
+    training = dataclasses.replace(TRAINING, steps=2, learning_rate=1e30)
+    with pytest.raises(
+        InputError, match="learning_rate=1e.30: the weights that sample .*iteration 1"
+    ):
+        run(tmp_path, training)
+
+
+def test_a_file_of_answers_holds_any_text(tmp_path):
+    answer = rollouts.Answer(0, [1], "a\udc80\n\u2028", 1.0, np.float32([-0.1]), None)
+    Rollouts(0, 1, 0.5, 0.0, 0.0, [answer]).write(tmp_path / "answers.jsonl")
+    (again,) = Rollouts.read(tmp_path / "answers.jsonl").answers
+    assert again == answer
 
 
 @pytest.mark.parametrize("changes, message", [
