@@ -1,8 +1,9 @@
 """Calls a function (line, answer) -> number in a process that can be ended: `rewards` starts it.
 
-Requests and replies are JSON, one a line: first {"path": [...], "function": "module:function"}, to
-which the reply is {} or {"error": ...}; then {"line": {...}, "answer": text}, with {"reward": ...}
-or {"error": ...}. It imports nothing else but the function's module.
+Requests and replies are JSON, one a line: first {"path": [...], "function": "module:function",
+"limit_s": seconds of a call}, to which the reply is {} or {"error": ...}; then {"line": {...},
+"answer": text}, with {"reward": ...} or {"error": ...}. It imports nothing else but the
+function's module.
 """
 
 import importlib
@@ -10,6 +11,7 @@ import inspect
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +21,7 @@ _REASON_CHARS, _VALUE_CHARS = 300, 80
 
 
 def main() -> None:
-    """Replies to requests until the parent closes the pipe."""
+    """Replies to requests until the parent closes the pipe; then ends its process group."""
     # What a function prints or reads would be taken for replies and requests: it gets nothing.
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -40,10 +42,14 @@ def main() -> None:
     reply({})
     for request in requests:
         fields = json.loads(request)
+        # The parent ends what takes longer; where there is none any more, the kernel does.
+        signal.setitimer(signal.ITIMER_REAL, 2 * start["limit_s"])
         try:
             reply({"reward": _finite(function(fields["line"], fields["answer"]))})
         except BaseException as error:
             reply({"error": _reason(error)})
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    os.killpg(0, signal.SIGKILL)  # with what the function has started
 
 
 class _Unusable(Exception):

@@ -140,7 +140,8 @@ class FunctionReward:
             start_new_session=True,  # to be ended as a group; Ctrl-C does not reach it
         )
         try:
-            self._ask({"path": sys.path, "function": self._name}, _START_S)
+            start = {"path": sys.path, "function": self._name, "limit_s": self._time_limit_s}
+            self._ask(start, _START_S)
         except RewardError:
             self.close()
             raise

@@ -5,13 +5,16 @@ import json
 import math
 import os
 import re
+import signal
+import subprocess
+import sys
 import time
 
 import jsonschema
 import pytest
 
 from configs.errors import InputError
-from inference.training import rewards
+from inference.training import reward_worker, rewards
 from inference.training.rewards import RewardError
 
 SAMPLES = "tests.inference.training.reward_samples"
@@ -152,6 +155,23 @@ def test_what_a_function_started_ends_with_its_process():
         assert is_there(process_id)
     while is_there(process_id):  # it was sent its signal, and nobody can wait for it
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("name, signal_number", [
+    ("hangs", signal.SIGALRM), ("starts_a_process", signal.SIGKILL),
+])  # fmt: skip
+def test_nothing_goes_on_where_the_training_was_killed(name, signal_number):
+    """A parent that is killed ends no call, and closes the pipe."""
+    start = {"path": sys.path, "function": f"{SAMPLES}:{name}", "limit_s": 0.1}
+    lines = [json.dumps(fields) for fields in (start, {"line": {}, "answer": "slow"})]
+    command = [sys.executable, "-P", reward_worker.__file__]
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipe) as process:
+        out, _ = process.communicate("".join(f"{line}\n" for line in lines))
+    assert process.returncode == -signal_number
+    for reply in map(json.loads, out.splitlines()[1:]):
+        while is_there(int(reply["reward"])):
+            time.sleep(0.01)
 
 
 def test_a_function_that_ends_its_process_is_started_again():
