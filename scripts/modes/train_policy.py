@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from configs import overrides
 from configs.engine import Config
-from configs.errors import InputError
+from configs.errors import InputError, reason
 from configs.recipes import tuning
 from configs.recipes.training import PolicyRecipe
 from scripts import common
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 TASK = "grpo"
 _ANSWERS, _ITERATIONS = "answers", "iterations.jsonl"  # beside the checkpoints
+_FIGURES = {"iteration", "reward", "dropped", "tokens", "max_gap"}  # of a line, that are read here
 _LAST_PART = 20  # the reward that is reported is the mean of the last 1/20 of the iterations
 
 
@@ -86,7 +87,7 @@ def _digest(identity: bytes, *files: "list[Prompt]") -> str:
 
     whole = hashlib.sha256(hashlib.sha256(identity).digest())
     for prompts in files:
-        whole.update(json.dumps([prompt.fields for prompt in prompts]).encode())
+        whole.update(json.dumps(prompts).encode())
     return whole.hexdigest()
 
 
@@ -132,6 +133,7 @@ class _Run:
             masters = start.masters(recipe, self._checkpoint, progress)
             first = start.masters(recipe, self._checkpoint) if has_reference else None
             reference = None if first is None else losses.whole(recipe.model)(first, None)
+        self._log = self._read_log()
         engine, config = self._engine()
         logprobs = EngineLogprobs(config, self._most_tokens)
         self._answers = grpo.PolicyAnswers(
@@ -172,12 +174,13 @@ class _Run:
         from inference.files import atomic
 
         path = self._folder / _ITERATIONS
-        if not self._log and path.exists():
-            lines = map(json.loads, path.read_text("utf-8").splitlines())
-            self._log = [line for line in lines if line["iteration"] < iteration.iteration]
+        self._log = [line for line in self._log if line["iteration"] < iteration.iteration]
         self._log.append(iteration._asdict())
-        with atomic.open_file(path) as file:
-            file.write("".join(f"{json.dumps(line)}\n" for line in self._log).encode())
+        try:
+            with atomic.open_file(path) as file:
+                file.write("".join(f"{json.dumps(line)}\n" for line in self._log).encode())
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {reason(error)}") from None
         figures = [
             f"reward {iteration.reward:.3f}",
             f"{iteration.answer_tokens:.1f} tokens an answer",
@@ -190,9 +193,25 @@ class _Run:
         figures.append(f"{iteration.rollout_s:.1f} s sampling, {iteration.update_s:.1f} s training")
         common.say(f"iteration {iteration.iteration}: {', '.join(figures)}")
 
+    def _read_log(self) -> list[dict[str, float]]:
+        """The iterations of a run that goes on."""
+        path = self._folder / _ITERATIONS
+        if not path.exists():
+            return []
+        try:
+            lines = list(map(json.loads, path.read_text("utf-8").splitlines()))
+            if all(line.keys() >= _FIGURES for line in lines):
+                return lines
+            why = "a line lacks figures"
+        except (OSError, ValueError, AttributeError) as error:
+            why = reason(error)
+        raise InputError(f"{path} cannot be read: {why}; remove it to go on without its figures")
+
     def measure(self, values: "Params", frozen: "Params | None") -> dict[str, float]:
         """Figures of the whole run, and the held-out reward before and after it."""
         self._answers.close()
+        if not self._log:  # all steps were done, and the file was removed
+            return {}
         count = max(len(self._log) // _LAST_PART, 1)
         rewards = [line["reward"] for line in self._log]
         figures = {

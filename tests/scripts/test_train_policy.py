@@ -1,6 +1,7 @@
 """`python -m scripts.train --task=grpo`: trained, resumed to the same bits, and bad input."""
 
 import json
+import shutil
 
 import pytest
 
@@ -40,6 +41,10 @@ def iterations(path):
     return [json.loads(line) for line in text.splitlines()]
 
 
+def contents(output):
+    return {path.name: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+
+
 def test_a_model_is_trained_and_its_reward_measured(run, tmp_path):
     data = tmp_path / "prompts.jsonl"
     ran = run(f"--output={tmp_path / 'model'}", f"--eval_data={data}", "--json")
@@ -50,6 +55,22 @@ def test_a_model_is_trained_and_its_reward_measured(run, tmp_path):
     assert result["answer_tokens"] == sum(line["tokens"] for line in lines)
     assert {result["held_out_reward_before"], result["held_out_reward"]} <= {0, 1 / 3, 2 / 3, 1}
     assert resolve.resolve(str(tmp_path / "model")).config.vocab_size == 320
+
+
+@pytest.mark.long
+def test_where_only_the_output_is_missing_it_is_written_again(run, tmp_path):
+    """As where a run was killed behind its last step."""
+    output = tmp_path / "model"
+    assert run(f"--output={output}").status == 0
+    weights, log = contents(output), iterations(output)
+    shutil.rmtree(output)
+    ran = run(f"--output={output}", "--json")
+    assert ran.status == 0, ran
+    assert contents(output) == weights and iterations(output) == log
+    assert json.loads(ran.out)["answer_tokens"] == sum(line["tokens"] for line in log)
+    shutil.rmtree(output)
+    (tmp_path / "model.training" / "iterations.jsonl").write_text("{")
+    assert "iterations.jsonl cannot be read" in run(f"--output={output}").err
 
 
 @pytest.mark.long
