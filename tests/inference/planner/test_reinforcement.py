@@ -179,7 +179,9 @@ def test_recomputed_activations_take_less():
     assert again.state_bytes == kept.state_bytes and again.cache_bytes == kept.cache_bytes
 
 
-@pytest.mark.parametrize(("num_layers", "window", "rows"), [(2, 128, 4), (6, 512, 1)])
+@pytest.mark.parametrize(
+    ("num_layers", "window", "rows"), [(2, 128, 4), pytest.param(6, 512, 1, marks=pytest.mark.long)]
+)
 def test_activations_are_about_what_the_compiler_says(num_layers, window, rows):
     model = fakes.llama(width=128, num_layers=num_layers, vocab_size=512, max_context=2048)
     masters = jax.tree.map(

@@ -34,7 +34,10 @@ def gaps(model, settings, num_updates=1):
 
 
 @pytest.mark.quick_code
-@pytest.mark.parametrize("make, dtype", [(fakes.llama, "bfloat16"), (fakes.deepseek, "float32")])
+@pytest.mark.parametrize("make, dtype", [
+    (fakes.llama, "bfloat16"),
+    pytest.param(fakes.deepseek, "float32", marks=pytest.mark.long),
+])  # fmt: skip
 def test_they_are_the_engines_also_after_an_update(make, dtype):
     settings = EngineConfig.of(max_seqs=6, deterministic=True, decode_rows=(6,))
     assert list(gaps(make(dtype), settings)) == [0, 0]
@@ -66,7 +69,7 @@ def test_the_native_kernels_need_no_other_setting_where_no_state_is_kept(name):
     assert list(gaps(getattr(fakes, name)(), settings)) == [0, 0]
 
 
-@pytest.mark.quick_code
+@pytest.mark.long
 def test_another_precision_has_a_gap():
     """The comparison can fail."""
     settings = EngineConfig.of(max_seqs=6, deterministic=True, decode_rows=(6,))
