@@ -35,6 +35,11 @@ class Iteration:
     lora_rank: int = 0
 
     def __post_init__(self) -> None:
+        if self.group_size < 2:
+            raise InputError(
+                f"training.group_size={self.group_size}: an answer alone has nothing to be "
+                "compared with; give at least 2"
+            )
         for name, least, most in (
             *((name, 1, _MOST) for name in ("batch", "max_new_tokens", "updates", "accumulate")),
             ("group_size", 2, _MOST), ("staleness", 0, _MOST), ("lora_rank", 0, MOST_RANKS + 1),

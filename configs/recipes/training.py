@@ -3,12 +3,12 @@ overrides a field.
 """
 
 import dataclasses
-import math
 
 from configs.engine import EngineConfig
 from configs.errors import InputError, check_positive
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
+from configs.recipes.policy import Iteration
 from configs.settings.adapters import MOST_RANKS
 
 _MOST = 1 << 31  # of steps and tokens: what positions are counted in
@@ -110,34 +110,19 @@ class PolicyTraining(TrainingConfig):
     """
 
     reward: str = ""
-    group_size: int = 8
-    max_new_tokens: int = 256
-    updates: int = 1
-    staleness: int = 0
+    group_size: int = Iteration.group_size
+    max_new_tokens: int = Iteration.max_new_tokens
+    updates: int = Iteration.updates
+    staleness: int = Iteration.staleness
     clip_ratio: float = 0.2
-    kl_coefficient: float = 0.001
+    kl_coefficient: float = Iteration.kl_coefficient
     importance_cap: float = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.group_size < 2:
-            raise InputError(
-                f"training.group_size={self.group_size}: an answer alone has nothing to be "
-                "compared with; give at least 2"
-            )
-        for name in ("max_new_tokens", "updates"):
-            self._check(name, 1, _MOST)
-        self._check("staleness", 0, _MOST)
+        cost = (field.name for field in dataclasses.fields(Iteration))
+        Iteration(**{name: getattr(self, name) for name in cost})  # checks them
         check_positive(self, "training.", "clip_ratio", "importance_cap")
-        if not 0 <= self.kl_coefficient < math.inf:
-            raise InputError(
-                f"training.kl_coefficient={self.kl_coefficient}: must be finite, and at least 0"
-            )
-        if self.batch % self.updates:
-            raise InputError(
-                f"training.batch={self.batch} is not {self.updates} equal parts, which "
-                "training.updates asks for"
-            )
         if self.max_new_tokens > self.window:
             raise InputError(
                 f"training.max_new_tokens={self.max_new_tokens}: must be at most "

@@ -301,11 +301,11 @@ def _activations(
         if isinstance(part, Attention | Latent)
     )
     scores = _FLOAT32 * sequences * length**2 * num_heads
-    kept = _KEPT_ACTIVATIONS * moved + _KEPT_SCORES * scores
+    stored = _KEPT_ACTIVATIONS * moved + _KEPT_SCORES * scores
     if not recompute:
-        return kept
+        return stored
     residual = _FLOAT32 * work.num_tokens * engine.config.width * engine.config.num_layers
-    return residual + kept / engine.config.num_layers
+    return residual + stored / engine.config.num_layers
 
 
 def _schedules(

@@ -109,10 +109,10 @@ class _Walk:
             comma = ", " if texts else ""
             possible = [key for key in waiting if self._permits(comma + _key(key))]
             for key in possible:
-                start, others = self._num_bytes, [name for name in possible if name != key]
+                start, later = self._num_bytes, [name for name in possible if name != key]
                 self._feed(comma + _key(key))
                 text = self.consume(waiting[key])
-                if text is not None and all(self._permits(", " + _key(name)) for name in others):
+                if text is not None and all(self._permits(", " + _key(name)) for name in later):
                     texts.append(_key(key) + text)
                     del waiting[key]
                     break

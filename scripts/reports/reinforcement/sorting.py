@@ -25,12 +25,12 @@ def lines(
 ) -> list[Line]:
     """Random lines; the same digits are never held out and not."""
     dice = random.Random(seed)
-    made: list[Line] = []
-    while len(made) < count:
+    drawn: list[Line] = []
+    while len(drawn) < count:
         digits = "".join(dice.choices("0123456789", k=_DIGITS))
         if (sum(map(int, digits)) % _HELD_OUT == 0) == is_held_out:
-            made.append(make(digits, dice))
-    return made
+            drawn.append(make(digits, dice))
+    return drawn
 
 
 def jsonl(values: list[Line]) -> bytes:

@@ -63,9 +63,9 @@ def test_training_is_three_forward_passes():
 )
 def test_what_adds_a_forward_pass(rank, kl, recompute, passes):
     iteration = dataclasses.replace(ITERATION, lora_rank=rank, kl_coefficient=float(kl))
-    found = plan(iteration, recompute=recompute).training
-    assert found.passes == passes
-    assert found.flops == pytest.approx(plan().training.flops * passes / 3)
+    planned = plan(iteration, recompute=recompute).training
+    assert planned.passes == passes
+    assert planned.flops == pytest.approx(plan().training.flops * passes / 3)
 
 
 def test_the_state_is_masters_and_moments_and_models_below():
@@ -90,15 +90,15 @@ def test_prompts_that_do_not_fit_wait_for_another_wave():
     engine = Deployment(model, CHIP, samples=8)
     room = 4 * engine.request_bytes(1024, 1024) + 1
     small = dataclasses.replace(CHIP, memory_bytes=weight_bytes + room)
-    found = plan(iteration, small, model, 1024)
-    assert (found.sampling.prompts, found.sampling.waves) == (4, 3)
+    planned = plan(iteration, small, model, 1024)
+    assert (planned.sampling.prompts, planned.sampling.waves) == (4, 3)
     times = [engine.request_seconds(size, 1024, 1024) for size in (4, 4, 2)]
-    assert found.sampling.seconds == pytest.approx(sum(times))
-    assert found.memory.cache_bytes == pytest.approx(room - 1)
+    assert planned.sampling.seconds == pytest.approx(sum(times))
+    assert planned.memory.cache_bytes == pytest.approx(room - 1)
     # Each replica has half of the prompts, and half of the samples to learn.
     halves = plan(iteration, small, model, 1024, replicas=2)
     assert halves.sampling.waves == 2
-    assert halves.training.flops == pytest.approx(found.training.flops / 2)
+    assert halves.training.flops == pytest.approx(planned.training.flops / 2)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_a_state_that_waits_in_the_host_moves_twice():
     roomy = plan(iteration, dataclasses.replace(CHIP, memory_bytes=900e9), LLAMA, 256)
     assert roomy.memory.sharing == "together" and roomy.move_s == 0
     tight = dataclasses.replace(CHIP, memory_bytes=roomy.memory.training_bytes)
-    found = plan(iteration, tight, LLAMA, 256)
-    assert found.memory.sharing == "by the host"
-    assert found.move_s == pytest.approx(2 * found.memory.state_bytes / 10e9)
-    shared, apart, _ = found.schedules
-    assert shared.step_s == pytest.approx(apart.step_s + found.move_s)
-    idle = pytest.approx(found.move_s / shared.step_s)
+    planned = plan(iteration, tight, LLAMA, 256)
+    assert planned.memory.sharing == "by the host"
+    assert planned.move_s == pytest.approx(2 * planned.memory.state_bytes / 10e9)
+    shared, apart, _ = planned.schedules
+    assert shared.step_s == pytest.approx(apart.step_s + planned.move_s)
+    idle = pytest.approx(planned.move_s / shared.step_s)
     assert shared.training_idle == idle and shared.sampling_idle == idle
 
 
@@ -142,24 +142,24 @@ def test_sums_are_of_their_parts_and_asynchronous_is_never_slower(
         batch=16, group_size=group_size, max_new_tokens=max_new_tokens, staleness=staleness,
         lora_rank=rank,
     )  # fmt: skip
-    found = plan(iteration, catalog.get("h100"), LLAMA, 512, mesh=mesh)
-    sampling, training = found.sampling, found.training
+    planned = plan(iteration, catalog.get("h100"), LLAMA, 512, mesh=mesh)
+    sampling, training = planned.sampling, planned.training
     assert sampling.seconds == sampling.prefill_s + sampling.decode_s
     assert training.seconds == training.compute_s + training.update_s
-    shared, synchronous, asynchronous = found.schedules
+    shared, synchronous, asynchronous = planned.schedules
     assert synchronous.step_s == sampling.seconds + training.seconds
-    assert shared.step_s == synchronous.step_s + found.move_s
+    assert shared.step_s == synchronous.step_s + planned.move_s
     assert asynchronous.step_s == max(sampling.seconds, training.seconds) < synchronous.step_s
     assert asynchronous.step_s >= synchronous.step_s / 2
     assert 2 * shared.num_chips == synchronous.num_chips == asynchronous.num_chips
     assert synchronous.sampling_idle + synchronous.training_idle == pytest.approx(1)
     assert min(asynchronous.sampling_idle, asynchronous.training_idle) == 0
     assert asynchronous.name.endswith(f"by {max(1, staleness)}")
-    for schedule in found.schedules:
+    for schedule in planned.schedules:
         assert schedule.samples_s * schedule.step_s == pytest.approx(16 * group_size)
         assert 0 <= schedule.sampling_idle < 1 and 0 <= schedule.training_idle < 1
     # Chips divided so that neither waits are as fast as the same chips one after the other.
-    share = found.sampling_share
+    share = planned.sampling_share
     assert sampling.seconds / share == pytest.approx(training.seconds / (1 - share))
 
 
@@ -174,9 +174,14 @@ def test_more_to_sample_or_to_learn_takes_longer():
 
 def test_recomputed_activations_take_less():
     iteration = Iteration(batch=8, group_size=8, accumulate=1)
-    kept, again = (plan(iteration, CHIP, LLAMA, 512, recompute=r).memory for r in (False, True))
-    assert again.work_bytes < kept.work_bytes / 4
-    assert again.state_bytes == kept.state_bytes and again.cache_bytes == kept.cache_bytes
+    stored, recomputed = (
+        plan(iteration, CHIP, LLAMA, 512, recompute=r).memory for r in (False, True)
+    )
+    assert recomputed.work_bytes < stored.work_bytes / 4
+    assert (
+        recomputed.state_bytes == stored.state_bytes
+        and recomputed.cache_bytes == stored.cache_bytes
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +208,7 @@ def test_activations_are_about_what_the_compiler_says(num_layers, window, rows):
 
 def test_what_is_no_iteration():
     for changes, message in (
-        ({"group_size": 1}, "training.group_size=1: must be at least 2"),
+        ({"group_size": 1}, "training.group_size=1: an answer alone"),
         ({"batch": 0}, "training.batch=0"), ({"lora_rank": 257}, "training.lora_rank=257"),
         ({"updates": 3}, "training.updates=3: must divide training.batch"),
         ({"kl_coefficient": float("nan")}, "training.kl_coefficient=nan"),

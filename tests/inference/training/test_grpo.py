@@ -227,7 +227,7 @@ def test_a_file_of_answers_holds_any_text(tmp_path):
 
 @pytest.mark.parametrize("changes, message", [
     (dict(group_size=1), "training.group_size=1: an answer alone"),
-    (dict(updates=3), "training.batch=2 is not 3 equal parts"),
+    (dict(updates=3), r"training.updates=3: must divide training.batch \(2\)"),
     (dict(max_new_tokens=33), "training.max_new_tokens=33: must be at most training.window=32"),
     (dict(kl_coefficient=float("nan")), "training.kl_coefficient=nan"),
     (dict(clip_ratio=0.0), "training.clip_ratio is a finite number above 0"),

@@ -61,12 +61,7 @@ def test_the_loss_is_that_of_merged_weights_and_of_the_engine(tmp_path, name):
         engine = fakes.engine(model, None, "one", False, slots=1, rank=8, max_seqs=4)
         engine.adapters.load("tuned", tmp_path / "adapter")
         scores = engine.score([sequence.tokens for sequence in _SEQUENCES], "tuned")
-    lost = [
-        -logprob for score, sequence in zip(scores, _SEQUENCES, strict=True)
-        for logprob, is_answer in zip(score.logprobs, sequence.is_answer[1:], strict=True)
-        if is_answer
-    ]  # fmt: skip
-    np.testing.assert_allclose(expected, np.mean(lost), rtol=1e-5)
+    np.testing.assert_allclose(expected, _mean_loss(scores), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", [
@@ -153,12 +148,16 @@ def test_the_loss_above_few_bits_is_that_of_the_engine(tmp_path, format):
         )
         engine.adapters.load("tuned", tmp_path / "adapter")
         scores = engine.score([sequence.tokens for sequence in _SEQUENCES], "tuned")
-    lost = [
+    np.testing.assert_allclose(loss, _mean_loss(scores), rtol=1e-5)
+
+
+def _mean_loss(scores):
+    """The mean over the tokens of all answers, by scores of `_SEQUENCES`."""
+    return np.mean([
         -logprob for score, sequence in zip(scores, _SEQUENCES, strict=True)
         for logprob, is_answer in zip(score.logprobs, sequence.is_answer[1:], strict=True)
         if is_answer
-    ]  # fmt: skip
-    np.testing.assert_allclose(loss, np.mean(lost), rtol=1e-5)
+    ])  # fmt: skip
 
 
 def _temporary_bytes(num_layers):
