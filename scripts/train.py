@@ -21,7 +21,13 @@ from inference.files import cache_directory, staging, user_files
 from scripts import common
 from scripts.flags import output_flag, task_flag, text_flag
 from scripts.flags.deployment_flags import WEIGHTS
-from scripts.modes import train_answers, train_heads, train_policy, training_steps
+from scripts.modes import (
+    train_answers,
+    train_distill,
+    train_heads,
+    train_policy,
+    training_steps,
+)
 
 if TYPE_CHECKING:
     from inference.checkpoints.checkpoint import Checkpoint
@@ -29,7 +35,13 @@ if TYPE_CHECKING:
     from inference.training.start import Subject
 
 _TASK = task_flag.TASK
-_TASKS = *small.RECIPES, *train_heads.TASKS, *train_answers.TASKS, train_policy.TASK
+_TASKS = (
+    *small.RECIPES,
+    *train_heads.TASKS,
+    *train_answers.TASKS,
+    train_distill.TASK,
+    train_policy.TASK,
+)
 _DATA = flags.DEFINE_string(
     "data",
     None,
@@ -41,6 +53,9 @@ _EVAL_DATA = flags.DEFINE_string(
     "eval_data",
     None,
     "grpo: JSONL file of prompts whose greedy answers are rewarded before and after training.",
+)
+_TEACHER = flags.DEFINE_string(
+    "teacher", None, "distill: the model whose distributions of the next token --model learns."
 )
 _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
 for _module in (common, output_flag, task_flag, text_flag):
@@ -60,6 +75,8 @@ def main(_: Sequence[str]) -> None:
         raise InputError(f"--task={_TASK.value}: must be one of {', '.join(_TASKS)}")
     if _TASK.value not in train_answers.TASKS:
         common.check_unread(f"--task={_TASK.value}", [WEIGHTS.name])
+    if _TASK.value != train_distill.TASK:
+        common.check_unread(f"--task={_TASK.value}", ["teacher"])
     if _TASK.value != train_policy.TASK:
         common.check_unread(f"--task={_TASK.value}", ("speculate", "eval_data"))
     is_tuning = _TASK.value in _TUNING
@@ -80,6 +97,8 @@ def main(_: Sequence[str]) -> None:
         subject = train_answers.subject(_TASK.value, checkpoint, _DATA.value)
     elif checkpoint is not None and _TASK.value == train_policy.TASK:
         subject = train_policy.subject(checkpoint, _DATA.value, _EVAL_DATA.value, checkpoints)
+    elif checkpoint is not None and _TASK.value == train_distill.TASK:
+        subject = train_distill.subject(checkpoint, _TEACHER.value, _TEXT.value)
     else:
         subject = _language_model(resolved, checkpoint)
     from inference.training import export
@@ -189,6 +208,8 @@ def _resolved() -> "Resolved | None":
         return resolve.resolve(common.model_name())
     if _TASK.value in _TUNING:
         raise InputError(f"--task={_TASK.value} needs --model, whose answers it trains")
+    if _TASK.value == train_distill.TASK:
+        raise InputError("--task=distill needs --model, which learns from --teacher")
     if _TASK.value in small.RECIPES and _TASK.value != "draft":
         return None
     target = cache_directory.trained(small.RECIPES["lm"].model.name)

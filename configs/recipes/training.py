@@ -11,6 +11,8 @@ from configs.model import ModelConfig
 from configs.recipes.policy import Iteration
 from configs.settings.adapters import MOST_RANKS
 
+DIVERGENCES = "forward", "reverse", "jensen_shannon"
+
 _MOST = 1 << 31  # of steps and tokens: what positions are counted in
 
 
@@ -135,6 +137,42 @@ class PolicyTraining(TrainingConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class Distillation(TrainingConfig):
+    """A student learns a teacher's distributions of the next token.
+
+    Attributes:
+        divergence: of the student from the teacher: 'forward', 'reverse' or 'jensen_shannon'.
+        temperature: what both models' logits are divided by.
+        top_k: tokens of a position whose probabilities by the teacher are computed once and kept in
+            a file; 0: all are computed in each step, with the teacher in memory.
+        hidden_weight: of the distance between the models' hidden states; 0: they may differ.
+    """
+
+    divergence: str = "forward"
+    temperature: float = 1.0
+    top_k: int = 0
+    hidden_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.divergence not in DIVERGENCES:
+            raise InputError(
+                f"training.divergence={self.divergence}: must be one of {', '.join(DIVERGENCES)}"
+            )
+        check_positive(self, "training.", "temperature")
+        self._check("top_k", 0, _MOST)
+        if not 0 <= self.hidden_weight < float("inf"):
+            raise InputError(
+                f"training.hidden_weight={self.hidden_weight}: must be finite, and at least 0"
+            )
+        if self.top_k and self.hidden_weight:
+            raise InputError(
+                f"training.top_k={self.top_k}: the file has no hidden states, which "
+                "training.hidden_weight learns; leave one of them out"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class Recipe:
     """A model, how it is trained, and the chips that do."""
 
@@ -160,6 +198,13 @@ class Recipe:
                 f"mesh {self.mesh}: {training.batch // training.accumulate} windows at a time "
                 f"(training.batch / training.accumulate) are not equal parts of {groups} groups"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillationRecipe(Recipe):
+    """A recipe whose model learns another's distributions."""
+
+    training: Distillation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,13 +67,13 @@ class Tokenizer:
         self.bos_id = self.special_id("bos_token")
         self.eos_id = self.special_id("eos_token")
 
-    def check_same(self, other: "Tokenizer") -> None:
-        """Raises InputError, naming a token, if a drafting model's tokenizer has other tokens."""
+    def check_same(self, other: "Tokenizer", owner: str = "the model that drafts") -> None:
+        """Raises InputError, naming a token, if the tokenizer of `owner` has other tokens."""
         vocab, other_vocab = (tokenizer._backend.get_vocab() for tokenizer in (self, other))
         for token, id in vocab.items():
             if other_vocab.get(token) != id:
                 raise InputError(
-                    f"the model that drafts has another tokenizer: {shown(token)} is {id} here and "
+                    f"{owner} has another tokenizer: {shown(token)} is {id} here and "
                     f"{shown(other_vocab.get(token, 'absent'))} there"
                 )
 

@@ -44,9 +44,9 @@ def next_token(config: ModelConfig) -> Loss:
         values = model(masters, frozen)
         inputs_YW, targets_YW = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
         rows = ragged.contiguous(*inputs_YW.shape)
-        hidden_YWD, unbalanced = hidden_states(values, config, inputs_YW, rows)
+        hidden_YWD, extra = hidden_states(values, config, inputs_YW, rows)
         logits = functools.partial(decoder.logits, values, config)
-        return cross_entropy(logits, hidden_YWD, targets_YW) + unbalanced
+        return cross_entropy(logits, hidden_YWD, targets_YW) + extra
 
     return loss
 
@@ -70,11 +70,26 @@ def hidden_states(
     """Last hidden states of rows without a cache, float32 [Y, W, D]; and of mixtures what their
     uneven routing costs, of others 0.
     """
+    output = layers_output(values, config, inputs_YW, rows)
+    return output.hidden_TD.reshape(*inputs_YW.shape, -1), unbalanced(output)
+
+
+def layers_output(
+    values: Params,
+    config: ModelConfig,
+    inputs_YW: jax.Array,
+    rows: Ragged,
+    features: tuple[int, ...] = (),
+) -> decoder.LayersOutput:
+    """`decoder.layers` of embedded rows without a cache."""
     tokens_T = inputs_YW.reshape(-1)
     x_TD = decoder.embedded(values, config, tokens_T, rows)
-    output = decoder.layers(values, config, x_TD, rows, tokens_T=tokens_T)
-    unbalanced = 0.0 if output.routed is None else _BALANCE * unevenness(output.routed)
-    return output.hidden_TD.reshape(*inputs_YW.shape, -1), unbalanced
+    return decoder.layers(values, config, x_TD, rows, tokens_T=tokens_T, features=features)
+
+
+def unbalanced(output: decoder.LayersOutput) -> jax.Array | float:
+    """What the uneven routing of a mixture costs; 0 of other models."""
+    return 0.0 if output.routed is None else _BALANCE * unevenness(output.routed)
 
 
 def distilled(config: ModelConfig, student: Callable[[Params], Params]) -> Loss:
@@ -94,7 +109,7 @@ def distilled(config: ModelConfig, student: Callable[[Params], Params]) -> Loss:
             target_QV = jax.nn.log_softmax(decoder.logits(frozen, config, teacher_QD))
             return (jnp.exp(target_QV) * (target_QV - logprobs_QV)).sum(1)
 
-        return _mean(lose, *(x.reshape(*inputs_YW.shape, -1) for x in (student_TD, teacher_TD)))
+        return mean(lose, *(x.reshape(*inputs_YW.shape, -1) for x in (student_TD, teacher_TD)))
 
     return loss
 
@@ -187,7 +202,7 @@ def _unlike(
         logits_QV = linear(states_QD, masters["head"]["table"])
         return jax.nn.logsumexp(logits_QV, axis=1) - (target_QV * logits_QV).sum(1)
 
-    return _mean(lose, states_YWD, target_YWD)
+    return mean(lose, states_YWD, target_YWD)
 
 
 def _target_states(
@@ -210,7 +225,7 @@ def cross_entropy(
     logits: Callable[[jax.Array], jax.Array], hidden_YWD: jax.Array, targets_YW: jax.Array
 ) -> jax.Array:
     """Mean negative log-probability of the targets, float32."""
-    return _mean(functools.partial(negative_logprobs, logits), hidden_YWD, targets_YW)
+    return mean(functools.partial(negative_logprobs, logits), hidden_YWD, targets_YW)
 
 
 def negative_logprobs(
@@ -222,7 +237,7 @@ def negative_logprobs(
     return jax.nn.logsumexp(logits_QV, axis=1) - of_target_Q[:, 0]
 
 
-def _mean(lose: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+def mean(lose: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
     """Mean over all positions of arrays [Y, W, ...], as `row_sums`."""
     Y, W = arrays[0].shape[:2]
     return row_sums(lose, *arrays).sum() / (Y * W)

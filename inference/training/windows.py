@@ -1,6 +1,7 @@
 """Batches of windows of a long row of token ids, each epoch in another order."""
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -46,6 +47,14 @@ class Windows:
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """{"tokens": i32[batch, W + 1]}; a function of seed and step alone."""
-        starts = (place * self._window for place in self._order.batch(step))
+        return {"tokens": self.rows(self.places(step))}
+
+    def places(self, step: int) -> list[int]:
+        """Numbers of the windows of a step."""
+        return self._order.batch(step)
+
+    def rows(self, places: Sequence[int]) -> np.ndarray:
+        """Windows by number, i32 [places, W + 1]."""
+        starts = (place * self._window for place in places)
         rows = [self._tokens[start : start + self._window + 1] for start in starts]
-        return {"tokens": np.asarray(rows, np.int32)}
+        return np.asarray(rows, np.int32)

@@ -53,13 +53,7 @@ def subject(task: str, checkpoint: "Checkpoint", text: str | None) -> "Subject":
         with common.bars() as progress:
             tokens, name = token_file.of_texts(texts.of_file(text), vocabulary, progress)
     else:
-        described = digest, window, recipes.SAMPLES, recipes.SAMPLE_TEMPERATURE, first
-        name = hashlib.sha256(repr(described).encode()).hexdigest()
-        tokens = token_file.cached(
-            name,
-            lambda: own_samples.write(generator(checkpoint), first, recipes.SAMPLES, window),
-            target.vocab_size,
-        )
+        tokens, name = own_tokens(checkpoint, digest, first, recipes.SAMPLES, window)
     ids = own_samples.most_frequent(tokens, recipes.PROPOSED)
     assert isinstance(recipe.model, Heads)
     head_config = dataclasses.replace(
@@ -79,6 +73,24 @@ def subject(task: str, checkpoint: "Checkpoint", text: str | None) -> "Subject":
         recipe, vocabulary, data, size, name, recipe.training.batch * window, None,
         loss(target, head_config), begin,
     )  # fmt: skip
+
+
+def own_tokens(
+    checkpoint: "Checkpoint", digest: str, first: list[int], count: int, window: int
+) -> tuple[np.ndarray, str]:
+    """What a model writes by itself behind the tokens `first`, kept in the cache: ids of windows
+    one after the other, and a digest that names them. `digest` is that of its weights.
+    """
+    from inference.training import own_samples, token_file
+
+    described = digest, window, count, recipes.SAMPLE_TEMPERATURE, first
+    name = hashlib.sha256(repr(described).encode()).hexdigest()
+    tokens = token_file.cached(
+        name,
+        lambda: own_samples.write(generator(checkpoint), first, count, window),
+        checkpoint.config.vocab_size,
+    )
+    return tokens, name
 
 
 def _recipe(recipe: Recipe, target: ModelConfig) -> Recipe:
