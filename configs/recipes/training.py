@@ -146,12 +146,14 @@ class Distillation(TrainingConfig):
         top_k: tokens of a position whose probabilities by the teacher are computed once and kept in
             a file; 0: all are computed in each step, with the teacher in memory.
         hidden_weight: of the distance between the models' hidden states; 0: they may differ.
+        on_policy: share of the windows that the student continues behind their first half.
     """
 
     divergence: str = "forward"
     temperature: float = 1.0
     top_k: int = 0
     hidden_weight: float = 0.0
+    on_policy: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,11 +167,17 @@ class Distillation(TrainingConfig):
             raise InputError(
                 f"training.hidden_weight={self.hidden_weight}: must be finite, and at least 0"
             )
-        if self.top_k and self.hidden_weight:
-            raise InputError(
-                f"training.top_k={self.top_k}: the file has no hidden states, which "
-                "training.hidden_weight learns; leave one of them out"
-            )
+        if not 0 <= self.on_policy <= 1:
+            raise InputError(f"training.on_policy={self.on_policy}: must be from 0 to 1")
+        for name, lacks in (
+            ("hidden_weight", "hidden states"),
+            ("on_policy", "what a student will write"),
+        ):
+            if self.top_k and getattr(self, name):
+                raise InputError(
+                    f"training.top_k={self.top_k}: the file has not {lacks}, which "
+                    f"training.{name} needs; leave one of them out"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +213,14 @@ class DistillationRecipe(Recipe):
     """A recipe whose model learns another's distributions."""
 
     training: Distillation
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.training.on_policy and self.mesh.num_chips > 1:
+            raise InputError(
+                f"mesh {self.mesh}: with training.on_policy a student writes and learns on one "
+                "chip; leave one of them out"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.model import ModelConfig
 from configs.recipes.training import Distillation
-from inference.training import divergences, losses
+from inference.training import divergences, loop, losses
 from inference.training.loop import Loss
 from layers import decoder, ragged
 from layers.params import Params
@@ -93,7 +93,7 @@ def masters(
     rng = np.random.default_rng(training.seed)
     shape = _LEVELS, teacher.width, config.width
     matrices = rng.standard_normal(shape, np.float32) / np.float32(config.width**0.5)
-    place = jax.tree.leaves(student)[0].sharding
+    place = loop.sharding_of(student)
     return {_STUDENT: student, _PROJECTION: [jax.device_put(matrix, place) for matrix in matrices]}
 
 

@@ -5,6 +5,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from configs import overrides
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.recipes import distill
 from configs.recipes.training import DistillationRecipe, Recipe
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from inference.checkpoints.checkpoint import Checkpoint
     from inference.checkpoints.load import Progress
+    from inference.engine import Engine
     from inference.training.start import Subject, Vocabulary
     from layers.params import Params
 
@@ -88,16 +90,30 @@ def subject(checkpoint: "Checkpoint", teacher_name: str | None, text: str | None
                 vocabulary.files, output, progress,
             )  # fmt: skip
 
+    data: "TeacherFile | Windows | StudentWindows" = file or windows
+    if training.on_policy:
+        from inference.training.student_windows import StudentWindows
+
+        data = StudentWindows(windows, training, student, _engine(recipe, checkpoint))
     loss = (
         distillation.from_file(student, training)
         if file
         else distillation.beside(target, student, training)
     )
     return start.Subject(
-        recipe, vocabulary, file or windows,
+        recipe, vocabulary, data,
         f"{len(tokens)} tokens of text, {windows.count} windows", f"{digest} {name}",
         training.batch * training.window, checkpoint, loss, begin, write=write,
     )  # fmt: skip
+
+
+def _engine(recipe: DistillationRecipe, checkpoint: "Checkpoint") -> "Engine":
+    """What the student writes with."""
+    training = recipe.training
+    settings = EngineConfig.of(
+        max_seqs=training.batch, max_context=training.window + 1, decode_rows=(training.batch,)
+    )
+    return common.load_engine(checkpoint, Config(recipe.model, settings))
 
 
 def _tokens(

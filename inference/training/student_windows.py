@@ -1,0 +1,67 @@
+"""Windows of a text that a student continues, so that it learns where its own words take it
+(generalized knowledge distillation, Agarwal et al. 2023, arXiv 2306.13649).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from configs.model import ModelConfig
+from configs.recipes.training import Distillation
+from inference.new_weights import NewWeights
+from inference.outputs import Completion
+from inference.request import SamplingParams
+from inference.training import distillation, losses
+from inference.training.windows import Windows
+from layers.params import Params
+
+
+class Student(Protocol):
+    """What is used of an `Engine`."""
+
+    def generate(
+        self, prompts: Sequence[list[int]], params: list[SamplingParams]
+    ) -> list[Completion]: ...
+
+    def update_params(
+        self, source: Params | str | Path | NewWeights, *, version: int | None = None
+    ) -> int: ...
+
+
+class StudentWindows:
+    """`loop.PolicyData`: windows, of which `training.on_policy` is the probability that `engine`
+    continues one behind its first half. The engine is updated in place before it does.
+    """
+
+    def __init__(
+        self, windows: Windows, training: Distillation, model: ModelConfig, engine: Student
+    ):
+        self._windows, self._training, self._engine = windows, training, engine
+        self._declared = jax.jit(losses.whole(model))
+
+    def sampled(self, step: int, params: Params, frozen: object) -> Mapping[str, np.ndarray]:
+        """{"tokens": i32[batch, W + 1]}, as `loop.PolicyData`."""
+        training = self._training
+        tokens_YW = self._windows.batch(step)["tokens"]
+        rng = np.random.default_rng((training.seed, step))
+        rows = np.flatnonzero(rng.random(len(tokens_YW)) < training.on_policy)
+        if not len(rows):
+            return {"tokens": tokens_YW}
+        student = distillation.student_of(params, training)
+        self._engine.update_params(self._declared(student, None), version=step + 1)
+        half = tokens_YW.shape[1] // 2
+        completions = self._engine.generate(
+            tokens_YW[rows, :half].tolist(),
+            [
+                SamplingParams(
+                    max_new_tokens=tokens_YW.shape[1] - half, temperature=1.0, seed=int(seed),
+                    ignore_eos=True,
+                )
+                for seed in rng.integers(0, 1 << 63, len(rows))
+            ],
+        )  # fmt: skip
+        tokens_YW[rows, half:] = [completion.token_ids for completion in completions]
+        return {"tokens": tokens_YW}
