@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from configs.model import ModelConfig
     from inference.checkpoints.checkpoint import Checkpoint
     from inference.prune.importance import Importance, Method
+    from inference.prune.refit import Refitted
     from inference.prune.search import Budget, Candidate
 
 _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
@@ -57,6 +58,10 @@ _EXPERTS_BY = flags.DEFINE_enum(
     "experts_by", "norm", ["norm", "visits"],
     "An expert matters by the norms of its results, or by the tokens that are routed to it.",
 )  # fmt: skip
+_REFIT = flags.DEFINE_bool(
+    "refit", True,
+    "Matrices behind removed units are fitted to what they returned before (least squares).",
+)  # fmt: skip
 _RANDOM = flags.DEFINE_bool(
     "random", False, "Units and layers stay at random (--seed), as a baseline."
 )
@@ -83,7 +88,7 @@ def main(_: Sequence[str]) -> None:
     from inference.checkpoints import convert, load, provenance, resolve
     from inference.layerwise.parts import Parts
     from inference.layerwise.reader import Reader
-    from inference.prune import child, export, selection, shapes
+    from inference.prune import child, export, refit, selection, shapes
     from inference.prune.importance import Importance
 
     resolved = resolve.resolve(common.model_name())
@@ -108,6 +113,7 @@ def main(_: Sequence[str]) -> None:
         "samples": list(windows.shape),
         "method": dataclasses.asdict(method),
         "contiguous": _CONTIGUOUS.value,
+        "refit": _REFIT.value,
     }
     parts = Parts(output.with_name(output.name + _PARTS), record)
     importance = Importance(Reader(contents, config), method, parts)
@@ -123,7 +129,11 @@ def main(_: Sequence[str]) -> None:
     if not _NATIVE.value:
         shapes.check_transformers(config, widths, layers)
     stays = selection.select(importance, widths, layers)
-    pruned = export.checkpoint(checkpoint, importance, widths, stays, record)
+    refitted: Refitted = {}
+    if _REFIT.value:
+        with common.bars() as progress:
+            refitted = refit.run(Reader(contents, config), stays, windows, parts, progress)
+    pruned = export.checkpoint(checkpoint, importance, widths, stays, record, refitted)
     stored = load.stored_dtype(pruned.config, pruned.contents().source, pruned.contents().name_map)
     with common.bars() as progress:
         convert.convert(

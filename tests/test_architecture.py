@@ -63,7 +63,7 @@ ROOMS = (
         "engine",
         "follower",
     ),
-    *("training", "layerwise", "quantize", "prune"),
+    *("layerwise", "training", "quantize", "prune"),
     *("http_client", "benchmark", "batches", "server"),
 )
 

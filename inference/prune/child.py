@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from inference.checkpoints import load, names
 from inference.checkpoints.checkpoint import Contents
 from inference.checkpoints.tensor_source import TensorSource
 from inference.prune import axes
+from inference.prune.refit import Refitted
 from inference.prune.selection import Selection
 
 
@@ -24,6 +25,7 @@ class _Cut:
         info: the parent's declaration.
         stays: by dimension which elements stay: bool [n], or [E, n] of each matrix of a stack.
         factor, offset: x becomes (x + offset) factor - offset, where the factor is not 1.
+        refit: the matrix without the columns that go, in place of the parent's.
     """
 
     path: str
@@ -31,11 +33,15 @@ class _Cut:
     stays: dict[int, np.ndarray]
     factor: float = 1.0
     offset: float = 0.0
+    refit: Callable[[], np.ndarray] | None = None
 
     def blocks(self, parent: Contents) -> Iterator[np.ndarray]:
         """Yields the parameter's rows some at a time, of a stack as those of one matrix."""
-        stored = parent.name_map(self.path)
-        parts = load.rows_of(parent.source, stored)
+        if self.refit is not None:
+            cut = self._scaled(self._cut(self.refit()))
+            yield cut.reshape(-1, cut.shape[-1])
+            return
+        parts = load.rows_of(parent.source, parent.name_map(self.path))
         if set(self.stays) - {1} or len(self.info.shape) != 2:
             whole = np.concatenate(list(parts)).reshape(self.info.shape)
             cut = self._scaled(self._cut(whole))
@@ -61,16 +67,21 @@ class _Cut:
 
 
 def contents(
-    config: ModelConfig, child: ModelConfig, parent: Contents, selection: Selection
+    config: ModelConfig,
+    child: ModelConfig,
+    parent: Contents,
+    selection: Selection,
+    refitted: Refitted,
 ) -> Contents:
     """Returns what a checkpoint holds, as the model that it becomes.
 
     Args:
         config: of the parent.
         child: of `shapes.pruned`, in the selection's shape.
+        refitted: matrices in place of the parent's, by the parent's path.
     """
     infos = {"/".join(path): info for path, info in leaves(child.parameters())}
-    cuts = _cuts(config, child, selection)
+    cuts = _cuts(config, child, selection, refitted)
 
     def stream(path: str) -> Iterator[np.ndarray]:
         yield from cuts[path].blocks(parent)
@@ -89,7 +100,9 @@ def contents(
     return Contents(source, names.identity, parent.read_files)
 
 
-def _cuts(config: ModelConfig, child: ModelConfig, selection: Selection) -> dict[str, _Cut]:
+def _cuts(
+    config: ModelConfig, child: ModelConfig, selection: Selection, refitted: Refitted
+) -> dict[str, _Cut]:
     plain = dataclasses.replace(config, formats=())
     before = {"/".join(path): info for path, info in leaves(plain.parameters())}
     factors = _factors(config, child)
@@ -105,7 +118,10 @@ def _cuts(config: ModelConfig, child: ModelConfig, selection: Selection) -> dict
         for dim, name in enumerate(old.logical_axes):
             if name == "embed" and old.shape[dim] != info.shape[dim]:
                 stays[dim] = selection.channels
-        cuts[path] = _Cut(origin, old, stays, *factors.get(path, (1.0, 0.0)))
+        refit = refitted.get(origin)
+        if refit is not None:
+            del stays[len(old.shape) - 1]
+        cuts[path] = _Cut(origin, old, stays, *factors.get(path, (1.0, 0.0)), refit)
     return cuts
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from inference.checkpoints.checkpoint import Checkpoint, NewCheckpoint
 from inference.prune import child, shapes
 from inference.prune.importance import Importance
+from inference.prune.refit import Refitted
 from inference.prune.selection import Selection
 from inference.prune.shapes import Widths
 
@@ -18,11 +19,13 @@ def checkpoint(
     widths: Widths,
     selection: Selection,
     provenance: Mapping[str, object],
+    refitted: Refitted | None = None,
 ) -> NewCheckpoint:
     """Returns what is left of a checkpoint, not written yet.
 
     Args:
         provenance: what else `RECORD` says, plain JSON values.
+        refitted: matrices in place of the parent's.
     """
     config, before = parent.config, parent.contents()
     model = shapes.pruned(config, widths, selection.layers)
@@ -34,7 +37,7 @@ def checkpoint(
         "parameters": child.num_parameters(model),
         "parameters_before": child.num_parameters(config),
     }
-    contents = child.contents(config, model, before, selection)
+    contents = child.contents(config, model, before, selection, refitted or {})
 
     def read_files() -> dict[str, bytes]:
         return before.read_files() | {RECORD: (json.dumps(record) + "\n").encode()}

@@ -19,8 +19,8 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Latent
 from configs.kinds.params import ParamInfo, leaves
 from configs.model import ModelConfig
+from inference.layerwise.input_statistics import InputStatistics
 from inference.layerwise.stream import Values
-from inference.quantize.input_statistics import InputStatistics
 
 _NORMED_READERS = {
     "mixer": "qkv qk q gate q_down kv_down kv pooled indexer/k indexer/weights indexer/pooled",

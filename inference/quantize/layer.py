@@ -10,9 +10,9 @@ from configs.kinds.params import ParamInfo
 from configs.precision import FORMATS
 from configs.recipes.few_bits import LLM_INT8
 from inference.checkpoints.native import blocks as stored
+from inference.layerwise.input_statistics import InputStatistics
 from inference.layerwise.stream import Values
 from inference.quantize.folds import Fold
-from inference.quantize.input_statistics import InputStatistics
 from inference.quantize.methods import llm_int8, rtn
 from inference.quantize.plan import Method
 from layers import quantized

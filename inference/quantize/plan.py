@@ -7,9 +7,9 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.recipes.few_bits import LLM_INT8
+from inference.layerwise.input_statistics import InputStatistics
 from inference.layerwise.stream import Values
 from inference.quantize.folds import Fold
-from inference.quantize.input_statistics import InputStatistics
 from inference.quantize.methods import awq, gptq, percentile, rtn, smoothquant
 from layers.quantized import Groups
 

@@ -18,10 +18,10 @@ from inference.checkpoints.checkpoint import Contents
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import Stored
 from inference.checkpoints.native import blocks
-from inference.layerwise import reader
+from inference.layerwise import input_statistics, reader
 from inference.layerwise.parts import Parts
 from inference.layerwise.stream import Stream, Values
-from inference.quantize import folds, input_statistics, layer, rotation
+from inference.quantize import folds, layer, rotation
 from inference.quantize import plan as plans
 from inference.quantize.plan import Plan
 from inference.quantize.rotation import Rotation

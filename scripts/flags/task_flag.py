@@ -9,7 +9,8 @@ TASK = flags.DEFINE_string(
     "hybrid: a small mixture of experts, linear attention beside windows, S4, Mamba-2, or Mamba-2 "
     "and attention from scratch, likewise. draft: a small model from scratch, with the tokenizer "
     "of --model, for which it is to draft. medusa, eagle: heads that draft for --model, by default "
-    "on what it writes itself. sft, dpo: --model, on the answers of --data, or on those that are "
-    "chosen there over others. grpo: --model, by rewards of its own answers to the prompts of "
-    "--data; `plan` says what an iteration costs.",
+    "on what it writes itself. distill: --model, on the distributions of --teacher. sft, dpo: "
+    "--model, on the answers of --data, or on those that are chosen there over others. grpo: "
+    "--model, by rewards of its own answers to the prompts of --data; `plan` says what an "
+    "iteration costs.",
 )

@@ -57,6 +57,7 @@ def subject(checkpoint: "Checkpoint", teacher_name: str | None, text: str | None
     meshes.provide(recipe.mesh, recipe.mesh.num_chips)
     from inference.checkpoints import provenance
     from inference.training import distillation, export, start
+    from inference.training.student_windows import StudentWindows
     from inference.training.teacher_file import TeacherFile
     from inference.training.windows import Windows
 
@@ -90,10 +91,8 @@ def subject(checkpoint: "Checkpoint", teacher_name: str | None, text: str | None
                 vocabulary.files, output, progress,
             )  # fmt: skip
 
-    data: "TeacherFile | Windows | StudentWindows" = file or windows
+    data: TeacherFile | Windows | StudentWindows = file or windows
     if training.on_policy:
-        from inference.training.student_windows import StudentWindows
-
         data = StudentWindows(windows, training, student, _engine(recipe, checkpoint))
     loss = (
         distillation.from_file(student, training)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from configs.precision import FORMATS
+from inference.layerwise.input_statistics import InputStatistics
 from inference.layerwise.stream import Values
 from inference.quantize.folds import Fold
-from inference.quantize.input_statistics import InputStatistics
 from inference.quantize.methods import rtn
 from layers import quantized
 from layers.quantized import Groups

@@ -9,7 +9,7 @@ found beforehand, so that the order of columns on disk stays.
 
 import numpy as np
 
-from inference.quantize.input_statistics import InputStatistics
+from inference.layerwise.input_statistics import InputStatistics
 from layers import quantized
 from layers.quantized import Groups
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from configs.precision import OUTLIER_SIZE, OUTLIERS
-from inference.quantize.input_statistics import InputStatistics
+from inference.layerwise.input_statistics import InputStatistics
 from layers import quantized
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from configs.precision import FORMATS
-from inference.quantize.input_statistics import InputStatistics
+from inference.layerwise.input_statistics import InputStatistics
 from layers import quantized
 from layers.quantized import Groups
 

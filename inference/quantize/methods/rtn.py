@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from inference.quantize.input_statistics import InputStatistics
+from inference.layerwise.input_statistics import InputStatistics
 from layers import quantized
 from layers.quantized import Groups
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from inference.layerwise.input_statistics import InputStatistics
 from inference.layerwise.stream import Values
 from inference.quantize.folds import Fold
-from inference.quantize.input_statistics import InputStatistics
 
 _ALPHA = 0.5  # of the activations' size moves, on a logarithmic scale
 _LEAST = 1e-5

@@ -12,7 +12,7 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Latent
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve, text_files
-from inference.quantize.input_statistics import InputStatistics
+from inference.layerwise.input_statistics import InputStatistics
 from inference.training import export
 from layers import decoder
 from tests import fakes
