@@ -109,11 +109,10 @@ def main(_: Sequence[str]) -> None:
     windows = _windows(checkpoint)
     record = {
         "parent": provenance.weights_digest(checkpoint),
-        "text": hashlib.sha256(windows.tobytes()).hexdigest(),
+        "data": hashlib.sha256(windows.tobytes()).hexdigest(),
         "samples": list(windows.shape),
         "method": dataclasses.asdict(method),
         "contiguous": _CONTIGUOUS.value,
-        "refit": _REFIT.value,
     }
     parts = Parts(output.with_name(output.name + _PARTS), record)
     importance = Importance(Reader(contents, config), method, parts)
@@ -133,6 +132,7 @@ def main(_: Sequence[str]) -> None:
     if _REFIT.value:
         with common.bars() as progress:
             refitted = refit.run(Reader(contents, config), stays, windows, parts, progress)
+    record["refit"] = _REFIT.value
     pruned = export.checkpoint(checkpoint, importance, widths, stays, record, refitted)
     stored = load.stored_dtype(pruned.config, pruned.contents().source, pruned.contents().name_map)
     with common.bars() as progress:

@@ -103,8 +103,8 @@ def main(_: Sequence[str]) -> None:
         "method": quantization.method,
         "rotates": quantization.rotates,
         "formats": dict(quantization.formats),
-        "weights": provenance.weights_digest(checkpoint),
-        "text": None if windows is None else hashlib.sha256(windows.tobytes()).hexdigest(),
+        "parent": provenance.weights_digest(checkpoint),
+        "data": None if windows is None else hashlib.sha256(windows.tobytes()).hexdigest(),
     }
     steps = None
     if is_trained:
@@ -119,7 +119,7 @@ def main(_: Sequence[str]) -> None:
         rounded.run(windows, progress)
     errors = _errors(rounded, parts)
     with common.bars() as progress:
-        export.write(checkpoint, rounded, parts, output, progress)
+        export.write(checkpoint, rounded, parts, record, output, progress)
     parts.remove()
     if steps is not None:
         staging.discard(steps)

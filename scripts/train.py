@@ -101,6 +101,7 @@ def main(_: Sequence[str]) -> None:
         subject = train_distill.subject(checkpoint, _TEACHER.value, _TEXT.value)
     else:
         subject = _language_model(resolved, checkpoint)
+    from inference.checkpoints import provenance
     from inference.training import export
     from inference.training.step_folder import StepFolder
 
@@ -111,7 +112,8 @@ def main(_: Sequence[str]) -> None:
     if not is_tuning and training.lora_rank:
         tasks = " and ".join(_TUNING)
         raise InputError(f"training.lora_rank is of --task={tasks}: leave it out")
-    folder = StepFolder(checkpoints, _record(subject))
+    record = _record(subject)
+    folder = StepFolder(checkpoints, record)
     if is_there:
         common.say(f"{output} is there already, trained like this on {subject.size}")
         return
@@ -121,11 +123,10 @@ def main(_: Sequence[str]) -> None:
     if subject.write is not None:
         subject.write(run.values, output)
     else:
+        vocabulary, values = subject.vocabulary, subject.served(run.values)
+        files = provenance.appended(vocabulary.files, _stage(record))
         with common.bars() as progress:
-            vocabulary = subject.vocabulary
-            export.write(
-                run.values, recipe.model, vocabulary.eos_ids, vocabulary.files, output, progress
-            )
+            export.write(values, recipe.model, vocabulary.eos_ids, files, output, progress)
     _report(subject, new_directory.published(output), folder.path, run, measured)
 
 
@@ -259,11 +260,20 @@ def _record(subject: "Subject") -> dict[str, object]:
         sampling = {"engine": sampling}
     return {
         "task": _TASK.value,
+        **({} if subject.teacher is None else {"teacher": subject.teacher}),
         **sampling,
         "model": config_file.to_json(subject.recipe.model),
         "training": training,
         "text": subject.text,
         "start": start,
+    }
+
+
+def _stage(record: dict[str, object]) -> dict[str, object]:
+    """What a checkpoint says of the training that made it."""
+    stage = {"made_by": "train", "parent": record["start"], "data": record["text"]}
+    return stage | {
+        name: record[name] for name in ("task", "teacher", "training") if name in record
     }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from configs import adapters
 from configs.errors import InputError
-from inference.checkpoints import load, names
+from inference.checkpoints import load, names, provenance
 from inference.checkpoints.checkpoint import Checkpoint, Contents, NewCheckpoint
 from inference.checkpoints.tensor_source import TensorSource
 from inference.runtime.adapter_weights import AdapterWeights
@@ -57,8 +57,13 @@ def checkpoint(base: Checkpoint, adapter: AdapterWeights) -> NewCheckpoint:
         stored.source.dtype, stream,
         dtypes={path: stored.source.widest(stored.name_map(path).names) for path in infos},
     )  # fmt: skip
+
+    def read_files() -> dict[str, bytes]:
+        stage = {"made_by": "convert", "parent": provenance.weights_digest(base), "data": None}
+        return provenance.appended(stored.read_files(), {**stage, "adapter": adapter.digest})
+
     raw_config = None if base.config.formats else stored.raw_config
-    contents = Contents(source, names.identity, stored.read_files, raw_config)
+    contents = Contents(source, names.identity, read_files, raw_config)
     return _Merged(config=config, eos_ids=base.eos_ids, base=base, new_contents=contents)
 
 

@@ -18,6 +18,7 @@ from inference.checkpoints import (
     manifest,
     mapped,
     new_directory,
+    provenance,
     safetensors_file,
     text_files,
 )
@@ -68,10 +69,13 @@ def convert(
     new_directory.check(output)
     checkpoint.check_no_classifier()
     contents, model = checkpoint.contents(), checkpoint.config
+    copied = contents.read_files()
     if smaller is not None and smaller != model:
         if to == "hf":
             config_export.of_model(smaller)  # refused before weights are read
         contents = averaged.contents(model, smaller, contents)
+        stage = {"made_by": "convert", "parent": provenance.weights_digest(checkpoint)}
+        copied = provenance.appended(copied, {**stage, "data": None, "averages": "caches"})
         model = dataclasses.replace(smaller, formats=())  # means are no blocks
     stored = dtype or load.stored_dtype(model, contents.source, contents.name_map)
     if stored not in ("bfloat16", "float32"):
@@ -87,7 +91,6 @@ def convert(
     infos = decoder.param_infos(config)
     declared = params.flatten(infos)
     load.check(declared, contents.source, contents.name_map)
-    copied = contents.read_files()
     if checkpoint.eos_ids and text_files.GENERATION not in copied:
         ends = json.dumps({"eos_token_id": list(checkpoint.eos_ids)}) + "\n"
         copied[text_files.GENERATION] = ends.encode()

@@ -1,8 +1,12 @@
-"""Which weights a model's name stands for, since they may change while the name stays."""
+"""Which weights a model's name stands for, since they may change while the name stays, and what
+made them: stages of pruning, training and quantizing, which each directory lists.
+"""
 
 import dataclasses
 import glob
 import hashlib
+import json
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -10,7 +14,7 @@ from configs import presets
 from configs.errors import InputError
 from configs.heads import Heads
 from configs.weights import Wheels
-from inference.checkpoints import load, manifest, mapped
+from inference.checkpoints import load, manifest, mapped, text_files
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.hf import hub
 from inference.files import contents as file_contents
@@ -18,6 +22,8 @@ from inference.files import mirror
 from layers import params
 
 _DIGESTED_ROWS = 4  # of each matrix
+_MOST_VALUES = 1 << 24  # numbers of removed units among them
+_STAGES = "stages"
 _READ = (".json", ".jinja", ".safetensors")  # what loading reads of a directory
 
 
@@ -66,3 +72,37 @@ def check_target(heads: Heads, checkpoint: Checkpoint) -> None:
             f"{checkpoint.config.name} ({digest[:12]}): heads draft for the model that they were "
             "trained for"
         )
+
+
+def stages(files: Mapping[str, bytes]) -> list[dict[str, object]]:
+    """Returns what made a checkpoint, oldest first; none: no program of ours did.
+
+    Args:
+        files: the small files beside its weights, by name (`Contents.read_files`).
+
+    Raises:
+        InputError: the file that lists them is damaged.
+    """
+    if text_files.PROVENANCE not in files:
+        return []
+    label = text_files.PROVENANCE
+    listed = mapped.parse_json(files[label], label, _MOST_VALUES).get(_STAGES)
+    if not isinstance(listed, list) or not all(isinstance(stage, dict) for stage in listed):
+        raise InputError(
+            f"{label}: must list objects as {_STAGES}; remove the file to go on without them"
+        )
+    return listed
+
+
+def appended(files: Mapping[str, bytes], stage: Mapping[str, object]) -> dict[str, bytes]:
+    """Returns the small files of a checkpoint with one more stage.
+
+    Args:
+        stage: plain JSON values: `made_by`, `parent` (`weights_digest` of what it started from),
+            `data` (a digest, or None) and whatever else says how, such as steps.
+
+    Raises:
+        InputError: as `stages`.
+    """
+    text = json.dumps({_STAGES: [*stages(files), dict(stage)]}) + "\n"
+    return {**files, text_files.PROVENANCE: text.encode()}

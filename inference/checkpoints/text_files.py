@@ -1,5 +1,5 @@
-"""The small files that travel with weights: tokenizer, chat templates, end tokens. Copied as they
-are between directories.
+"""The small files that travel with weights: tokenizer, chat templates, end tokens, what made them.
+Copied as they are between directories.
 """
 
 import re
@@ -15,9 +15,10 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
 TEMPLATES = "additional_chat_templates"
+PROVENANCE = "provenance.json"  # what made the weights; the module of that name appends to it
 NAMES = (
     TOKENIZER, TEKKEN, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json",
-    GENERATION, TEMPLATE,
+    GENERATION, TEMPLATE, PROVENANCE,
 )  # fmt: skip
 
 _TEMPLATE_NAME = re.compile(r"[\w.-]{1,80}")
@@ -28,7 +29,7 @@ def read(directory: Path) -> dict[str, bytes]:
     """The files of a directory, by path; raises an `InputError` if one cannot be read."""
     paths = {name: directory / name for name in NAMES if (directory / name).exists()}
     paths |= {f"{TEMPLATES}/{path.name}": path for path in named_templates(directory).values()}
-    sizes = dict.fromkeys((TOKENIZER, TEKKEN), (mapped.MAX_TOKENIZER_BYTES,))
+    sizes = dict.fromkeys((TOKENIZER, TEKKEN, PROVENANCE), (mapped.MAX_TOKENIZER_BYTES,))
     return {
         name: mapped.read_text(path, *sizes.get(name, ())).encode() for name, path in paths.items()
     }

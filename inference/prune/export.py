@@ -1,8 +1,8 @@
 """A pruned model as a checkpoint, which says what it was made of."""
 
-import json
 from collections.abc import Mapping
 
+from inference.checkpoints import provenance
 from inference.checkpoints.checkpoint import Checkpoint, NewCheckpoint
 from inference.prune import child, shapes
 from inference.prune.importance import Importance
@@ -10,27 +10,26 @@ from inference.prune.refit import Refitted
 from inference.prune.selection import Selection
 from inference.prune.shapes import Widths
 
-RECORD = "pruning.json"  # the file that says what a directory was made of
-
 
 def checkpoint(
     parent: Checkpoint,
     importance: Importance,
     widths: Widths,
     selection: Selection,
-    provenance: Mapping[str, object],
+    record: Mapping[str, object],
     refitted: Refitted | None = None,
 ) -> NewCheckpoint:
     """Returns what is left of a checkpoint, not written yet.
 
     Args:
-        provenance: what else `RECORD` says, plain JSON values.
+        record: what else its stage of `provenance` says, plain JSON values.
         refitted: matrices in place of the parent's.
     """
     config, before = parent.config, parent.contents()
     model = shapes.pruned(config, widths, selection.layers)
-    record = {
-        **provenance,
+    stage = {
+        "made_by": "prune",
+        **record,
         "widths": dict(widths),
         "layers": list(selection.layers),
         "removed": selection.removed(),
@@ -40,7 +39,7 @@ def checkpoint(
     contents = child.contents(config, model, before, selection, refitted or {})
 
     def read_files() -> dict[str, bytes]:
-        return before.read_files() | {RECORD: (json.dumps(record) + "\n").encode()}
+        return provenance.appended(before.read_files(), stage)
 
     return NewCheckpoint(
         config=model,

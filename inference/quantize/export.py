@@ -2,12 +2,13 @@
 
 import ctypes
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from configs.kinds.params import leaves
-from inference.checkpoints import convert, names
+from inference.checkpoints import convert, names, provenance
 from inference.checkpoints.checkpoint import Checkpoint, Contents, NewCheckpoint
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import blocks
@@ -17,10 +18,18 @@ from inference.quantize.walk import Walk
 
 
 def write(
-    checkpoint: Checkpoint, walk: Walk, parts: Parts, output: Path, progress: Progress | None
+    checkpoint: Checkpoint,
+    walk: Walk,
+    parts: Parts,
+    record: Mapping[str, object],
+    output: Path,
+    progress: Progress | None,
 ) -> None:
     """Writes the parts of a finished walk through a checkpoint into a new directory, in our native
-    format; raises InputError as `convert.convert`.
+    format, with a `record` of plain JSON values as a stage of its `provenance`.
+
+    Raises:
+        InputError: as `convert.convert`.
     """
     _trim()
     declared = {"/".join(path): info for path, info in leaves(walk.config.parameters())}
@@ -53,10 +62,14 @@ def write(
         },
     )  # fmt: skip
     before = checkpoint.contents()
+
+    def read_files() -> dict[str, bytes]:
+        return provenance.appended(before.read_files(), {"made_by": "quantize", **record})
+
     rounded = NewCheckpoint(
         config=walk.config,
         eos_ids=checkpoint.eos_ids,
-        new_contents=Contents(source, names.identity, before.read_files, before.raw_config),
+        new_contents=Contents(source, names.identity, read_files, before.raw_config),
     )
     convert.convert(rounded, output, "orbax", progress=progress)
 

@@ -67,6 +67,8 @@ class Subject:
         measure: (parameters, that) -> figures of what came of it, by name.
         write: (parameters, new directory) -> what is served; None: a checkpoint.
         draw: title -> a PNG of how it went; None: of the losses.
+        teacher: a digest of the weights that are learned from, if any are.
+        served: (parameters) -> those of them that are served.
     """
 
     recipe: Recipe
@@ -81,6 +83,8 @@ class Subject:
     measure: Callable[[Params, Params | None], dict[str, float]] = lambda values, frozen: {}
     write: Callable[[Params, Path], None] | None = None
     draw: Callable[[str], bytes] | None = None
+    teacher: str | None = None
+    served: Callable[[Params], Params] = lambda values: values
 
 
 def vocabulary(

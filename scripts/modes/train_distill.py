@@ -13,8 +13,6 @@ from scripts import common
 from scripts.modes import train_heads
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
 
     from inference.checkpoints.checkpoint import Checkpoint
@@ -56,7 +54,7 @@ def subject(checkpoint: "Checkpoint", teacher_name: str | None, text: str | None
 
     meshes.provide(recipe.mesh, recipe.mesh.num_chips)
     from inference.checkpoints import provenance
-    from inference.training import distillation, export, start
+    from inference.training import distillation, start
     from inference.training.student_windows import StudentWindows
     from inference.training.teacher_file import TeacherFile
     from inference.training.windows import Windows
@@ -84,13 +82,6 @@ def subject(checkpoint: "Checkpoint", teacher_name: str | None, text: str | None
         masters = start.masters(recipe, checkpoint, progress)
         return distillation.masters(masters, student, target, training), frozen
 
-    def write(values: "Params", output: "Path") -> None:
-        with common.bars() as progress:
-            export.write(
-                distillation.student_of(values, training), student, vocabulary.eos_ids,
-                vocabulary.files, output, progress,
-            )  # fmt: skip
-
     data: TeacherFile | Windows | StudentWindows = file or windows
     if training.on_policy:
         data = StudentWindows(windows, training, student, _engine(recipe, checkpoint))
@@ -101,8 +92,9 @@ def subject(checkpoint: "Checkpoint", teacher_name: str | None, text: str | None
     )
     return start.Subject(
         recipe, vocabulary, data,
-        f"{len(tokens)} tokens of text, {windows.count} windows", f"{digest} {name}",
-        training.batch * training.window, checkpoint, loss, begin, write=write,
+        f"{len(tokens)} tokens of text, {windows.count} windows", name,
+        training.batch * training.window, checkpoint, loss, begin,
+        teacher=digest, served=functools.partial(distillation.student_of, training=training),
     )  # fmt: skip
 
 

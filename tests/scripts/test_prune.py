@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from inference.checkpoints import resolve
+from inference.checkpoints import provenance, resolve, text_files
 from scripts import prune
 from tests.scripts import apps
 
@@ -36,7 +36,8 @@ def test_a_model_is_pruned_to_widths(run, tmp_path):
     assert config.num_layers == 1 and config.layers[0].ffn.width == 40
     assert config.layers[0].mixer.num_kv_heads == 1
     assert result["parameters"] < result["parameters_before"] and result["candidates"] == []
-    record = json.loads((tmp_path / "child" / "pruning.json").read_text())
+    (record,) = provenance.stages(text_files.read(tmp_path / "child"))
+    assert record["made_by"] == "prune" and len(record["data"]) == 64
     assert record["layers"] == result["layers"] and len(record["parent"]) == 64
     assert len(record["removed"]["ffn_width"][str(record["layers"][0])]) == 12
     assert not (tmp_path / "child.pruning").exists()

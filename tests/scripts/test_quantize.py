@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from configs.errors import InputError
-from inference.checkpoints import resolve
+from inference.checkpoints import provenance, resolve, text_files
 from layers import decoder, params
-from scripts import quantize
+from scripts import prune, quantize
 from tests.scripts import apps
 
 pytestmark = pytest.mark.quick_code
@@ -62,6 +62,21 @@ def test_a_model_is_quantized(run, tmp_path):
     run_again = run(f"--model={tmp_path / 'few'}", output=tmp_path / "twice")
     assert run_again.status == 1
     assert "is quantized already, in int4_g32, int8" in run_again.err.splitlines()[-1]
+
+
+def test_a_pruned_model_keeps_its_stages(run, monkeypatch, capfd, tmp_path):
+    parent, child = resolve.resolve(str(apps.TINY)).open(None), tmp_path / "child"
+    pruned = apps.call(
+        prune, monkeypatch, capfd, f"--model={apps.TINY}", f"--text={tmp_path / 'text.txt'}",
+        "--samples=2", "--sample_tokens=16", "--widths=layers=1", f"--output={child}",
+    )  # fmt: skip
+    assert pruned.status == 0, pruned.err
+    assert run("--method=rtn", "--skip=down", f"--model={child}", calibrate=None).status == 0
+    first, second = provenance.stages(text_files.read(tmp_path / "few"))
+    assert (first["made_by"], second["made_by"]) == ("prune", "quantize")
+    assert first["parent"] == provenance.weights_digest(parent)
+    assert second["parent"] == provenance.weights_digest(resolve.resolve(str(child)).open(None))
+    assert second["data"] is None and second["method"] == "rtn"
 
 
 def test_a_model_reads_what_it_writes_itself(run, tmp_path):

@@ -50,6 +50,9 @@ def test_resumed_it_is_the_same_bit_for_bit(run, tmp_path, settings):
     assert ran[0].status == ran[1].status == 0, ran
     result = json.loads(ran[0].out)
     assert result["steps"] == 4 and result["tokens"] == 4 * 2 * 24
+    listed = json.loads((tmp_path / "a" / "provenance.json").read_text())["stages"]
+    assert [stage["made_by"] for stage in listed] == ["train"]
+    assert listed[0]["teacher"] == listed[0]["parent"] and listed[0]["training"]["steps"] == 4
     whole = weights(tmp_path / "a")
     assert weights(tmp_path / "b") == whole
     shutil.rmtree(sorted((tmp_path / "b.training").glob("0*"))[-1])

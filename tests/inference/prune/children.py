@@ -1,13 +1,12 @@
 """Children of the golden checkpoints, and what their parents compute without what was removed."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from inference.checkpoints import convert, resolve
+from inference.checkpoints import convert, provenance, resolve, text_files
 from inference.layerwise.parts import Parts
 from inference.layerwise.reader import Reader
 from inference.prune import export, selection
@@ -54,7 +53,7 @@ def child_of(folder, output, widths, to="hf", method=METHOD, is_contiguous=False
     stays = selection.select(importance, widths, layers)
     pruned = export.checkpoint(checkpoint, importance, widths, stays, {})
     convert.convert(pruned, output, to, "float32")
-    return json.loads((output / export.RECORD).read_text())
+    return provenance.stages(text_files.read(output))[0]
 
 
 def loaded(folder):

@@ -67,7 +67,7 @@ def test_children_of_every_family_have_the_tensors_that_they_declare():
                 refused += 1
                 continue
             stays = selection.select(importance, widths, layers)
-            tensors = child.contents(config, model, zeros(config), stays).source
+            tensors = child.contents(config, model, zeros(config), stays, {}).source
             for path, info in leaves(model.parameters()):
                 name = "/".join(path)
                 rows = np.concatenate(list(tensors.blocks(name)))

@@ -38,7 +38,7 @@ def quantize(source, output, method="gptq", name="int4_g32", windows=WINDOWS, st
             raise KeyboardInterrupt
 
     walk.run(windows, progress)
-    export.write(checkpoint, walk, parts, output, None)
+    export.write(checkpoint, walk, parts, {}, output, None)
     return output
 
 
