@@ -8,7 +8,6 @@ from scripts import interrupts  # noqa: F401
 # isort: split
 import dataclasses
 import hashlib
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,30 +18,22 @@ from configs.engine import Config
 from configs.errors import InputError
 from inference.checkpoints import new_directory
 from scripts import common
-from scripts.flags import chip_flag, output_flag, samples_flag, seed_flag, text_flag
+from scripts.flags import budget_flags, chip_flag, output_flag, samples_flag, seed_flag, text_flag
 from scripts.modes import prune_samples
 
 if TYPE_CHECKING:
     from configs.model import ModelConfig
     from inference.checkpoints.checkpoint import Checkpoint
+    from inference.prune.budget import Budget
     from inference.prune.importance import Importance, Method
     from inference.prune.refit import Refitted
-    from inference.prune.search import Budget, Candidate
+    from inference.prune.search import Candidate
 
 _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
 _WIDTHS = flags.DEFINE_list(
     "widths", [],
     "What stays: layers=24,ffn_width=1152,kv_heads=2, and of models that have it width, experts, "
     "expert_width, shared_width, state_heads, state_channels, latent_heads, kv_rank, query_rank.",
-)  # fmt: skip
-_TARGET_PARAMS = flags.DEFINE_float(
-    "target_params", None,
-    "Share of the parameters, embeddings apart, that stays: shapes are tried, and the one with the "
-    "least loss is written. --widths are fixed.",
-)  # fmt: skip
-_TARGET_LATENCY_MS = flags.DEFINE_float(
-    "target_latency_ms", None,
-    "The same for a budget of predicted milliseconds of a decode step on --hardware.",
 )  # fmt: skip
 _SAMPLE_TOKENS = flags.DEFINE_integer("sample_tokens", 128, "Tokens of each of --samples.")
 _AGGREGATE = flags.DEFINE_string(
@@ -68,7 +59,7 @@ _RANDOM = flags.DEFINE_bool(
 _NATIVE = flags.DEFINE_bool(
     "native", False, "Write our native format, which can say any shape, not transformers'."
 )
-for _module in (common, chip_flag, output_flag, samples_flag, seed_flag, text_flag):
+for _module in (common, budget_flags, chip_flag, output_flag, samples_flag, seed_flag, text_flag):
     flags.adopt_module_key_flags(_module)
 
 UNREAD = common.UNREAD_BY_TRAINERS
@@ -88,7 +79,7 @@ def main(_: Sequence[str]) -> None:
     from inference.checkpoints import convert, load, provenance, resolve
     from inference.layerwise.parts import Parts
     from inference.layerwise.reader import Reader
-    from inference.prune import child, export, refit, selection, shapes
+    from inference.prune import export, refit, selection, shapes
     from inference.prune.importance import Importance
 
     resolved = resolve.resolve(common.model_name())
@@ -106,6 +97,7 @@ def main(_: Sequence[str]) -> None:
     checkpoint = common.open_checkpoint(resolved)
     checkpoint.check_no_classifier()
     contents = checkpoint.contents()
+    provenance.stages(contents.read_files())  # a damaged list is rejected before scores are made
     windows = _windows(checkpoint)
     record = {
         "parent": provenance.weights_digest(checkpoint),
@@ -142,7 +134,7 @@ def main(_: Sequence[str]) -> None:
         )  # fmt: skip
     parts.remove()
     published = new_directory.published(output)
-    before, after = map(child.num_parameters, (config, pruned.config))
+    before, after = map(shapes.num_parameters, (config, pruned.config))
     result: dict[str, Any] = {
         "output": published,
         "widths": dict(widths),
@@ -176,30 +168,22 @@ def _widths() -> dict[str, int]:
 
 
 def _check_budget(widths: Mapping[str, int]) -> None:
-    share, latency = _TARGET_PARAMS.value, _TARGET_LATENCY_MS.value
-    if share is not None and latency is not None:
-        raise InputError("--target_params and --target_latency_ms: give one of them")
-    if share is None and latency is None and not widths:
+    budget_flags.check()
+    if not (widths or budget_flags.is_present()):
         raise InputError(
             "--widths, --target_params or --target_latency_ms says how small: give one"
         )
-    if share is not None and not 0 < share < 1:
-        raise InputError(f"--target_params={share}: must be a share between 0 and 1")
-    if latency is not None and not 0 < latency < math.inf:
-        raise InputError(f"--target_latency_ms={latency}: must be a finite number above 0")
     if seed_flag.SEED.present and not _RANDOM.value:
         raise InputError("--seed goes with --random: nothing else is drawn")
 
 
 def _budget(config: "ModelConfig") -> "Budget | None":
-    share, latency = _TARGET_PARAMS.value, _TARGET_LATENCY_MS.value
-    if share is None and latency is None:
+    if not budget_flags.is_present():
         return None
     from inference.planner.calibration import lookup
-    from inference.prune.search import Budget
 
     chip = chip_flag.HARDWARE.value if chip_flag.HARDWARE.present else "cpu"
-    budget = Budget(lookup.get(chip, config), share, None if latency is None else latency / 1000)
+    budget = budget_flags.read(lookup.get(chip, config))
     budget.check(config)
     return budget
 

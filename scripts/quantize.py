@@ -96,6 +96,7 @@ def main(_: Sequence[str]) -> None:
     checkpoint = common.open_checkpoint(resolved)
     checkpoint.check_no_classifier()
     contents = checkpoint.contents()
+    provenance.stages(contents.read_files())  # a damaged list is rejected before any work
     stored = load.stored_dtype(model, contents.source, contents.name_map)
     model = dataclasses.replace(model, dtype="bfloat16" if stored == "bfloat16" else "float32")
     windows = _windows(checkpoint, is_trained, method.reads_text)

@@ -1,7 +1,6 @@
 """The tensors of a pruned model: rows and columns of its parent's, read when called for."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -160,11 +159,3 @@ def _factors(config: ModelConfig, child: ModelConfig) -> dict[str, tuple[float, 
         factors["final_norm"] = shrinking
         factors |= {"final_norm/weight": shrinking, "final_norm/bias": (1 / growth, 0.0)}
     return factors
-
-
-def num_parameters(config: ModelConfig) -> int:
-    """Returns a model's parameters without those of its tables of tokens and its head."""
-    tables = "embed", "head", "positions", "inputs"
-    return sum(
-        math.prod(info.shape) for path, info in leaves(config.parameters()) if path[0] not in tables
-    )

@@ -33,8 +33,8 @@ def checkpoint(
         "widths": dict(widths),
         "layers": list(selection.layers),
         "removed": selection.removed(),
-        "parameters": child.num_parameters(model),
-        "parameters_before": child.num_parameters(config),
+        "parameters": shapes.num_parameters(model),
+        "parameters_before": shapes.num_parameters(config),
     }
     contents = child.contents(config, model, before, selection, refitted or {})
 

@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from configs.errors import InputError
-from configs.kinds.kind import Kind
+from configs.kinds.kind import FeedForward, Kind, Mixer
+from configs.kinds.params import leaves
 from configs.model import LayerSpec, ModelConfig
-from inference.checkpoints.hf import config_export
 from inference.prune import axes
 from inference.prune.axes import LAYERS, WIDTH, AnyKind
 
@@ -85,9 +85,13 @@ def pruned(config: ModelConfig, widths: Widths, layers: Sequence[int]) -> ModelC
     """
     place_of = {layer: place for place, layer in enumerate(layers)}
     pattern = []
+    narrowed: dict[int, tuple[Mixer, FeedForward | None]] = {}  # of layers that are one object
     for index in layers:
         layer = config.layers[index]
-        mixer, ffn = _narrowed(layer.mixer, widths), layer.ffn and _narrowed(layer.ffn, widths)
+        if id(layer) not in narrowed:
+            ffn = layer.ffn and _narrowed(layer.ffn, widths)
+            narrowed[id(layer)] = _narrowed(layer.mixer, widths), ffn
+        mixer, ffn = narrowed[id(layer)]
         owners = {
             "owner": config.cache_specs[index].owner,
             "index_owner": layer.mixer.choice_owner,
@@ -105,6 +109,14 @@ def pruned(config: ModelConfig, widths: Widths, layers: Sequence[int]) -> ModelC
         config, num_layers=len(pattern), pattern=_shortest(pattern), width=width,
         embedding_scale=scale, formats=(),
     )  # fmt: skip
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Returns a model's parameters without those of its tables of tokens and its head."""
+    tables = "embed", "head", "positions", "inputs"
+    return sum(
+        math.prod(info.shape) for path, info in leaves(config.parameters()) if path[0] not in tables
+    )
 
 
 def has_root_scale(config: ModelConfig) -> bool:
@@ -161,6 +173,8 @@ def check_transformers(config: ModelConfig, widths: Widths, layers: Sequence[int
 
 def refusal(config: ModelConfig, widths: Widths, layers: Sequence[int]) -> str | None:
     """Returns why no `config.json` of the family says a shape; None: one does."""
+    from inference.checkpoints.hf import config_export  # brings JAX, without which plans start
+
     try:
         check(config, widths)
         config_export.of_model(pruned(config, widths, layers))

@@ -1,5 +1,6 @@
 """What a model reads so that its importance can be measured: windows of a text, or its own."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from configs.errors import InputError
+from configs.recipes import heads
 from inference.files import user_files
 from scripts.modes import train_heads
 
@@ -27,7 +29,8 @@ def windows(checkpoint: "Checkpoint", text: str | None, count: int, size: int) -
     """
     tokenizer = checkpoint.load_tokenizer()
     if text is None:
-        from inference.training import own_samples
+        from inference.checkpoints import provenance
+        from inference.training import own_samples, token_file
 
         first = own_samples.opening(tokenizer)
         if size <= len(first):
@@ -35,11 +38,24 @@ def windows(checkpoint: "Checkpoint", text: str | None, count: int, size: int) -
                 f"--sample_tokens={size}: must be above the {len(first)} tokens that open a sample "
                 "of the model's own; give more, or --text"
             )
-        ids = own_samples.write(train_heads.generator(checkpoint), first, count, size)
+        described = (
+            provenance.weights_digest(checkpoint),
+            size,
+            count,
+            heads.SAMPLE_TEMPERATURE,
+            first,
+        )
+        ids = token_file.cached(
+            hashlib.sha256(repr(described).encode()).hexdigest(),
+            lambda: own_samples.write(train_heads.generator(checkpoint), first, count, size),
+            checkpoint.config.vocab_size,
+        )
         return ids.reshape(count, size).astype(np.int32)
     from inference.benchmark.quality import perplexity
 
     documents = list(_documents(text, tokenizer))
+    if not any(document.strip() for document in documents):
+        raise InputError(f"--text={text}: no text in it; give a file that has some")
     tokens = [id for document in documents for id in tokenizer.encode(document, add_special=False)]
     start = perplexity.start(tokenizer)
     all_windows = perplexity.windows(tokens, start, size) if size > len(start) else []
@@ -71,7 +87,10 @@ def _documents(name: str, tokenizer: "Tokenizer") -> Iterator[str]:
         if isinstance(fields, dict) and isinstance(fields.get("text"), str):
             yield fields["text"]
         elif isinstance(fields, dict) and isinstance(fields.get("messages"), list):
-            messages = answers.checked_messages(fields["messages"])
-            yield tokenizer.chat_text(messages, add_generation_prompt=False)
+            try:
+                messages = answers.checked_messages(fields["messages"])
+                yield tokenizer.chat_text(messages, add_generation_prompt=False)
+            except InputError as error:
+                raise InputError(f"--text={name}: line {number}: {error}") from None
         else:
             raise InputError(f'--text={name}: line {number} is no object with "text" or "messages"')

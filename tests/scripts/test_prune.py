@@ -2,11 +2,15 @@
 
 import errno
 import json
+import shutil
 
 import pytest
 
-from inference.checkpoints import provenance, resolve, text_files
+from inference.checkpoints import provenance, resolve, safetensors_file, text_files
+from inference.checkpoints.gguf.export import gguf_export
 from scripts import prune
+from scripts.modes import train_heads
+from tests.inference.quantize import models
 from tests.scripts import apps
 
 pytestmark = pytest.mark.quick_code
@@ -55,8 +59,13 @@ def test_a_budget_is_met_by_the_shape_that_loses_least(run, tmp_path):
 
 
 @pytest.mark.long
-def test_samples_are_the_models_own(run, tmp_path):
+def test_samples_are_the_models_own_and_written_once(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert run("--widths=ffn_width=40", text=None, output=tmp_path / "written").status == 0
+    monkeypatch.setattr(train_heads, "generator", None)
+    assert run("--widths=ffn_width=40", text=None, output=tmp_path / "again").status == 0
+    first, again = (text_files.read(tmp_path / name) for name in ("written", "again"))
+    assert provenance.stages(first) == provenance.stages(again)
 
 
 def test_openings_leave_room_for_samples(run):
@@ -77,6 +86,14 @@ def test_samples_are_lines(run, tmp_path):
     lines.write_text('{"text": 3}\n')
     error = run("--widths=ffn_width=40", text=lines, output=tmp_path / "none").err
     assert "line 1 is no object with" in error.splitlines()[-1]
+    lines.write_text('{"text": "of words"}\n{"messages": [{"role": "user"}]}\n')
+    error = run("--widths=ffn_width=40", text=lines, output=tmp_path / "none").err
+    assert f"--text={lines}: line 2: " in error.splitlines()[-1]
+    for empty in ("", " \n\n", '{"text": ""}\n'):
+        lines.write_text(empty)
+        error = run("--widths=ffn_width=40", text=lines, output=tmp_path / "none").err
+        assert f"--text={lines}: no text in it" in error.splitlines()[-1]
+    assert not (tmp_path / "none").exists() and not (tmp_path / "none.pruning").exists()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +109,7 @@ def test_samples_are_lines(run, tmp_path):
         (["--widths=kv_heads=0"], "--widths=kv_heads=0: must be at least 1"),
         (["--widths=ffn_width=53"], "--widths=ffn_width=53: llama-tokenizer has 52; give fewer"),
         (["--target_params=1.5"], "--target_params=1.5: must be a share between 0 and 1"),
-        (["--target_params=0.01"], "--target_params=0.01: no shape that is tried of llama"),
+        (["--target_params=0.01"], "the smallest is --target_params=0."),
         (["--target_latency_ms=9e3", "--hardware=h100"], "9000: llama-tokenizer meets it as it is"),
         (["--target_params=0.5", "--hardware=h9"], "no hardware 'h9'"),
         (["--widths=layers=2,layers=1"], "--widths=layers=1: layers is given twice"),
@@ -111,7 +128,7 @@ def test_what_is_wrong_is_named_in_one_line(run, args, message, tmp_path):
     ran = run(*args)
     assert ran.status == 1 and ran.out == "" and message in ran.err.splitlines()[-1]
     assert not (tmp_path / "child").exists()
-    is_early = "no shape" not in message  # before anything is scored
+    is_early = "the smallest" not in message  # before anything is scored
     assert is_early != (tmp_path / "child.pruning").exists()
 
 
@@ -127,3 +144,32 @@ def test_a_full_disk_is_said_in_one_line_and_the_scores_stay(run, tmp_path, monk
     assert ran.status == 1 and "No space left on device" in ran.err.splitlines()[-1]
     assert not (tmp_path / "child").exists() and (tmp_path / "child.pruning").exists()
     assert run("--widths=ffn_width=40").status == 0
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "float32"])
+def test_a_gguf_parent_is_pruned_as_the_numbers_that_it_holds(run, tmp_path, dtype):
+    models.written(models.llama(), tmp_path / "wide")
+    file = tmp_path / "wide.gguf"
+    gguf_export.write(resolve.resolve(str(tmp_path / "wide")).open(None), file, dtype)
+    ran = run(f"--model={file}", "--widths=layers=1")
+    assert ran.status == 0, ran.err
+    config = resolve.resolve(str(tmp_path / "child")).config
+    assert config.num_layers == 1 and not config.formats
+
+
+def test_a_damaged_list_of_stages_is_rejected_before_scores_are_made(run, tmp_path):
+    parent = shutil.copytree(apps.TINY, tmp_path / "parent")
+    (parent / "provenance.json").write_text('{"stages": 3}')
+    ran = run(f"--model={parent}", "--widths=layers=1")
+    assert ran.status == 1 and "provenance.json: must list objects" in ran.err.splitlines()[-1]
+    assert not (tmp_path / "child.pruning").exists()
+
+
+def test_a_disk_that_is_full_while_units_are_scored_is_named(run, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(safetensors_file, "write_header", full)
+    ran = run("--widths=ffn_width=40")
+    assert ran.status == 1 and "No space left on device" in ran.err.splitlines()[-1]
+    assert "cannot write" in ran.err.splitlines()[-1] and not (tmp_path / "child").exists()
