@@ -7,19 +7,17 @@ from scripts import interrupts  # noqa: F401
 
 # isort: split
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
-from configs import overrides, precision, presets
+from configs import overrides, presets
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.hardware import catalog, targets
-from configs.kinds import params
-from configs.precision import FORMATS, PLANNED
+from configs.precision import PLANNED
 from configs.recipes import run
 from configs.recipes.policy import Iteration
 from inference.files import user_files
@@ -31,6 +29,7 @@ from inference.planner import (
     reinforcement,
     request_cost,
     slo,
+    weights,
 )
 from inference.planner.calibration import lookup
 from inference.planner.cost import Precision
@@ -38,6 +37,7 @@ from inference.planner.deployment import ACCOUNTINGS, Deployment
 from inference.planner.speculation import Speculation
 from scripts import common
 from scripts.flags import (
+    budget_flags,
     chip_flag,
     deployment_flags,
     file_flags,
@@ -82,7 +82,7 @@ _MFU = flags.DEFINE_float(
 _OUTPUT = output_flag.OUTPUT
 _shared = (
     *(common, file_flags, output_flag, placement_flags, price_flag, replicas_flag, shared_flags),
-    *(chip_flag, deployment_flags, samples_flag, task_flag),
+    *(budget_flags, chip_flag, deployment_flags, samples_flag, task_flag),
 )
 for _module in _shared:  # --help shows theirs too
     flags.adopt_module_key_flags(_module)
@@ -128,6 +128,11 @@ def main(_: Sequence[str]) -> None:
         report["grpo"] = reinforcement.plan(
             deployment, _iteration(), contexts[0], _RECOMPUTE.value, _MFU.value
         )
+    elif _ADVISE.value and budget_flags.is_present():
+        from inference.prune import advice as smaller
+
+        budget = budget_flags.read(deployment.hardware, contexts[0])
+        report["smaller"] = smaller.advise(common.model_name(), config.model, budget)
     elif _ADVISE.value:
         workload = advise.Workload(contexts[0], _new_tokens(_ADVISED_TOKENS), _GOAL.value)
         fixed = deployment.formats if _WEIGHTS.value or _CACHE.value else None
@@ -135,6 +140,8 @@ def main(_: Sequence[str]) -> None:
     else:
         deployment = _with_drafts(deployment, batches[0], contexts[0])
         report |= _sweep(deployment, batches, contexts)
+        if _SPECULATE.value is not None and _automatic(_SPECULATE.value):
+            report["drafts"] = _children(deployment, batches[0], contexts[0])
         if config.engine.adapters.slots:
             report["adapters"] = _adapters(deployment, batches[0], contexts[0])
         if config.model.has_states:
@@ -292,18 +299,13 @@ def _hardware() -> str:
 
 def _deployment(config: Config) -> Deployment:
     formats_of_model = Precision.of(config.model)
-    weights = formats_of_model.weights
+    stored = formats_of_model.weights
     if _WEIGHTS.value is not None:
         name = _WEIGHTS.value
         if name not in PLANNED:
             raise InputError(f"no number format {name!r}; valid: {', '.join(PLANNED)}")
-        rows = []
-        for path, info in params.leaves(config.model.parameters()["layers"]):
-            if info.is_matrix:
-                rows.append(info.shape[-1])
-                precision.fitting(name, rows[-1], f"layers/{'/'.join(path)}")
-        weights = FORMATS[precision.fitting(name, math.gcd(*rows), config.model.name)]
-    formats = Precision(weights, formats_of_model.cache, formats_of_model.rest)
+        stored = weights.fitting(config.model, name)
+    formats = Precision(stored, formats_of_model.cache, formats_of_model.rest)
     price = price_flag.price()
     drafts = _SPECULATE.value
     speculation = None if drafts is None or _automatic(drafts) else _speculation(drafts)
@@ -326,6 +328,14 @@ def _with_drafts(deployment: Deployment, batch: int, context: int) -> Deployment
     greedy = _SPECULATE.value == "auto,greedy"
     speculation = acceptance.best(deployment, batch, context + _new_tokens(0), greedy)
     return dataclasses.replace(deployment, speculation=speculation)
+
+
+def _children(deployment: Deployment, batch: int, context: int) -> list[Any]:
+    """Pruned children of the model as its drafts, at the longest of a point."""
+    from inference.prune import advice as smaller
+
+    is_greedy, length = _SPECULATE.value == "auto,greedy", context + _new_tokens(0)
+    return smaller.drafts(common.model_name(), deployment, batch, length, is_greedy)
 
 
 def _automatic(text: str) -> bool:
@@ -393,6 +403,16 @@ def _check_questions() -> None:
         raise InputError(f"--thinking_tokens is at least 0, not {_THINKING.value}")
     if _ADVISE.value and _SAMPLES.value != 1:
         raise InputError("--advise ranks for requests of one sample: leave --samples out")
+    if budget_flags.is_present():
+        budget_flags.check()
+        for name in (f.name for f in (_CHIPS, _GOAL, _NEW_TOKENS, _WEIGHTS, _CACHE)):
+            if flags.FLAGS[name].present:
+                raise InputError(
+                    f"--{name}: the shape for a target is sized on one chip, beside the "
+                    "formats that there are; leave it out"
+                )
+        if not _ADVISE.value:
+            raise InputError(f"--{budget_flags.name()} needs --advise")
     for flag in (_CHIPS, _GOAL):
         if flag.present and not _ADVISE.value:
             raise InputError(f"--{flag.name} needs --advise")

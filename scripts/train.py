@@ -101,7 +101,7 @@ def main(_: Sequence[str]) -> None:
         subject = train_distill.subject(checkpoint, _TEACHER.value, _TEXT.value)
     else:
         subject = _language_model(resolved, checkpoint)
-    from inference.checkpoints import provenance
+    from inference.checkpoints import provenance, text_files
     from inference.training import export
     from inference.training.step_folder import StepFolder
 
@@ -124,7 +124,10 @@ def main(_: Sequence[str]) -> None:
         subject.write(run.values, output)
     else:
         vocabulary, values = subject.vocabulary, subject.served(run.values)
-        files = provenance.appended(vocabulary.files, _stage(record))
+        files = dict(vocabulary.files)
+        if subject.starts_from is None:  # of another model whose tokenizer this one has
+            files.pop(text_files.PROVENANCE, None)
+        files = provenance.appended(files, _stage(record))
         with common.bars() as progress:
             export.write(values, recipe.model, vocabulary.eos_ids, files, output, progress)
     _report(subject, new_directory.published(output), folder.path, run, measured)

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import math
 
+from configs.model import ModelConfig
+from inference.planner import weights
 from inference.planner.deployment import Deployment
 from inference.planner.speculation import Speculation
 
@@ -111,3 +113,51 @@ def best(
                 if sequences * beside.chip_cache_bytes(context) <= beside.memory_room:
                     fastest_drafts, best_rate = tried, rate
     return fastest_drafts
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafted:
+    """A model with another one that drafts.
+
+    Attributes:
+        speculation: the number of drafts that gives most tokens a second.
+        draft_s: predicted seconds of a step of the draft.
+        tok_s: tokens a second of all sequences.
+        speedup: that, as a multiple of tokens a second without drafts.
+    """
+
+    speculation: Speculation
+    draft_s: float
+    tok_s: float
+    speedup: float
+
+
+def of_model(
+    deployment: Deployment, draft: ModelConfig, batch: int, context: int, greedy: bool = False
+) -> Drafted | None:
+    """Returns the speed with a draft model on the same chips, whose acceptance is that of the curve
+    at its size; None: the chips have no room for it.
+
+    Args:
+        deployment, batch, context, greedy: as those of `best`.
+
+    Raises:
+        InputError: the mesh does not divide the draft.
+    """
+    plain = dataclasses.replace(deployment, speculation=None)
+    usual_s = plain.decode_time(batch, context).total_s
+    beside = dataclasses.replace(plain, config=draft)
+    draft_s = beside.decode_time(batch, context).total_s
+    size = weights.num_parameters(draft) / weights.num_parameters(plain.config)
+    room = plain.memory_room - beside.chip_weight_bytes
+    sequences = -(-batch // plain.mesh.num_groups) * plain.samples
+    if sequences * (plain.chip_cache_bytes(context) + beside.chip_cache_bytes(context)) > room:
+        return None
+    results = []
+    for drafts in range(1, _MAX_DRAFTS + 1):
+        proposed = Speculation(drafts, fitted(greedy)(size), draft_s / usual_s, size)
+        verifying = dataclasses.replace(plain, speculation=Speculation(drafts, 0.0, 0.0))
+        step_s = verifying.decode_time(batch, context).total_s + drafts * draft_s
+        tok_s = batch * proposed.tokens_per_step / step_s
+        results.append(Drafted(proposed, draft_s, tok_s, tok_s * usual_s / batch))
+    return max(results, key=lambda result: result.tok_s)

@@ -1,8 +1,10 @@
 """What a model's parameters come to, whole and on a chip: sums over their declarations."""
 
 import functools
+import math
 from typing import NamedTuple
 
+from configs import precision
 from configs.kinds import operations, params
 from configs.mesh import Mesh
 from configs.model import ModelConfig
@@ -29,6 +31,18 @@ class WeightGroup(NamedTuple):
     by_context: bool = False
     kv_elements: int = 0
     kv_heads: int = 1
+
+
+def fitting(config: ModelConfig, name: str) -> precision.Format:
+    """Returns the format of that name that divides rows of all matrices of a model's layers; raises
+    InputError if none does.
+    """
+    rows = []
+    for path, info in params.leaves(config.parameters()["layers"]):
+        if info.is_matrix:
+            rows.append(info.shape[-1])
+            precision.fitting(name, rows[-1], f"layers/{'/'.join(path)}")
+    return precision.FORMATS[precision.fitting(name, math.gcd(*rows), config.name)]
 
 
 @functools.lru_cache(maxsize=64)  # a sweep asks for the same model thousands of times

@@ -14,7 +14,7 @@ from inference.planner.parts import Explanation, Step
 from inference.planner.request_cost import RequestCost
 from inference.planner.slo import Answer, Disaggregated
 from inference.planner.speculation import Speculation
-from scripts.reports import advice_text, policy_text
+from scripts.reports import advice_text, policy_text, shape_text
 from scripts.reports.tables import new_table, seconds, size, yes
 
 # --- JSON -----------------------------------------------------------------------------------------
@@ -49,6 +49,8 @@ def show(deployment: Deployment, plan: dict[str, Any]) -> None:
         _show_answers(console, plan["slo"])
     elif "advice" in plan:
         advice_text.show(console, plan["advice"])
+    elif "smaller" in plan:
+        shape_text.show_advice(console, plan["smaller"])
     elif "grpo" in plan:
         policy_text.show(console, deployment, plan["grpo"])
     else:
@@ -68,6 +70,8 @@ def show(deployment: Deployment, plan: dict[str, Any]) -> None:
             for line in _engine(plan["engine"]):
                 console.print(line, markup=False, soft_wrap=True)
         _show_parts(console, plan["parts"])
+        if plan.get("drafts"):
+            shape_text.show_drafts(console, plan["drafts"])
 
 
 def _heading(deployment: Deployment, plan: dict[str, Any]) -> Iterable[str]:
@@ -78,6 +82,8 @@ def _heading(deployment: Deployment, plan: dict[str, Any]) -> Iterable[str]:
         best: Choice = plan["advice"].choices[0]
         num_chips = best.deployment.mesh.num_chips * best.deployment.replicas
         yield f"{deployment.config.name} on {num_chips} x {chip.name}"
+    elif "smaller" in plan:
+        yield f"{deployment.config.name} on {chip.name}: decode steps of one sequence"
     elif "slo" in plan:
         yield f"{deployment.config.name} on {chip.name}: {stored}"
     else:
