@@ -192,6 +192,8 @@ class _OfAdapted(Operations):
             low_TX = of(leaf.down).product(x_TD).astype(x_TD.dtype)
             added_TF = leaf.by_module(low_TX, leaf.up, lambda low_TR, up: of(up).product(low_TR))
             return of(leaf.weight).product(x_TD) + added_TF
+        if add := backends.current().addition(leaf):
+            return add(of(leaf.weight).product(x_TD), x_TD, leaf)
         sizes_N = order.sizes_N
         low_TX = of(leaf.down).grouped(x_TD[order.token_T], sizes_N, True).astype(x_TD.dtype)
         added_TF = leaf.by_module(

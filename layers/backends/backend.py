@@ -9,6 +9,7 @@ import numpy as np
 
 from configs.kinds.experts import Experts
 from layers.kernels.device import Device
+from layers.kernels.linear.adapted import Adapted
 from layers.kernels.linear.low_bit import Quantized, Word
 
 Kernel = Callable[..., jax.Array]
@@ -127,6 +128,12 @@ class Backend:
 
     def grouped_product(self, w_EFD: jax.Array) -> Kernel | None:
         """The kernel of `grouped.grouped_product` for a stack; None: XLA's."""
+        return None
+
+    def addition(self, leaf: Adapted) -> Kernel | None:
+        """The kernel that adds to a product, float32 [T, F], what the adapters of its rows [T, D]
+        add; None: XLA's products.
+        """
         return None
 
     def mixture(

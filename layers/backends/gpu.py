@@ -20,6 +20,7 @@ from layers.backends.backend import (
 )
 from layers.kernels.device import Device
 from layers.kernels.linear import grouped
+from layers.kernels.linear.adapted import Adapted
 from layers.kernels.linear.low_bit import Quantized, Word
 
 
@@ -87,6 +88,11 @@ class Hopper(Gpu):
         return skinny_gpu.gated_products(
             x_TD[None], w, None, activation, dtype, prefetch=self.prefetches_weights
         )[0]
+
+    def addition(self, leaf: Adapted) -> Kernel | None:
+        from layers.kernels.linear import adapted_gpu
+
+        return adapted_gpu.add if adapted_gpu.can_add(leaf) else None
 
     def mixture(
         self, kind: Experts, num_tokens: int, gate_up: Any, down: Any

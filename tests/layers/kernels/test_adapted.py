@@ -11,86 +11,24 @@ from layers import quantized, weights
 from layers.backends.cpu import Cpu
 from layers.kernels.cpu.rows import gate
 from layers.kernels.linear import adapted_cpu, packed
-from layers.kernels.linear.adapted import Adapted, SlotOrder
+from layers.kernels.linear.adapted import Adapted
 from layers.linear import linear
+from tests.layers.kernels.adapted_case import Case, drawn
 from tests.layers.native import instruction_set, need, refused  # noqa: F401
 
-_SLOTS, _RANK = 3, 32
-_RANKS_N = np.array([5, 0, 32], np.int32)  # the second slot changes nothing
 _CASES = [  # rows, D, ends of modules
     (1, 64, (32,)), (7, 33, (5, 12, 40)), (150, 96, (8, 64, 100)),
 ]  # fmt: skip
 _FORMATS = "int8", "w8a8", "w8a8_fp8", "fp8", "int4_g64", "mxfp4"
 
 
-def _drawn(seed, *shape, dtype="float32"):
-    return np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype))
-
-
-@dataclasses.dataclass
-class _Case:
-    """Rows, their slots (-1: none), and adapters as they are and as a leaf takes them."""
-
-    x_TD: np.ndarray
-    slot_T: np.ndarray
-    down: np.ndarray
-    up: np.ndarray
-    ends: tuple[int, ...]
-
-    @classmethod
-    def of(cls, T, D, ends, dtype="float32", slot_T=None):
-        slot_T = np.random.default_rng(T).integers(-1, _SLOTS, T) if slot_T is None else slot_T
-        down = _drawn(2, _SLOTS, len(ends), _RANK, D, dtype=dtype)
-        up = _drawn(3, _SLOTS, ends[-1], _RANK, dtype=dtype)
-        for slot, rank in enumerate(_RANKS_N):
-            down[slot, :, rank:], up[slot, :, rank:] = 0, 0
-        x_TD = _drawn(T, T, D, dtype=dtype)
-        x_TD[T // 2 : T // 2 + T // 5] = 0  # as padding
-        return cls(x_TD, slot_T, down.reshape(_SLOTS, -1, D), up, ends)
-
-    def leaf(self, weight, packs=True, rows=slice(None)):
-        order = SlotOrder.of(jnp.asarray(self.slot_T[rows]), _SLOTS)
-        down, up = self.down, self.up
-        both = (
-            (packed.pack(down), adapted_cpu.pack_up(up)) if packs else map(jnp.asarray, (down, up))
-        )
-        return Adapted(weight, *both, self.ends, order, jnp.asarray(_RANKS_N))
-
-    def added(self):
-        """What is added to each row, in float64, and the sum of its sizes."""
-        x_TD, starts = self.x_TD.astype(np.float64), (0, *self.ends[:-1])
-        added, size = np.zeros((2, len(x_TD), self.ends[-1]))
-        for t, slot in enumerate(self.slot_T):
-            if slot < 0:
-                continue
-            down, up = self.down[slot].astype(np.float64), self.up[slot].astype(np.float64)
-            low = np.split(down @ x_TD[t], len(starts))
-            lows = np.split(np.abs(down) @ np.abs(x_TD[t]), len(starts))
-            for nth, (start, end) in enumerate(zip(starts, self.ends, strict=True)):
-                added[t, start:end] = up[start:end] @ low[nth]
-                size[t, start:end] = np.abs(up[start:end]) @ lows[nth]
-        return added, size
-
-
-def _check(found, case, base, dtype):
-    added, size = case.added()
-    near = size * (0.01 if dtype == "bfloat16" else 1e-6) + 1e-6 * (1 + np.abs(base))
-    assert found.shape == base.shape and found.dtype == np.float32
-    assert (np.abs(found - (base + added)) <= near).all()
-    changes = (case.slot_T >= 0) & (_RANKS_N[case.slot_T] > 0)
-    np.testing.assert_array_equal(found[~changes], base[~changes])
-    is_used_T = case.x_TD.any(1)
-    assert (found[changes & is_used_T] != base[changes & is_used_T]).any(1).all()
-    assert not found[~is_used_T].any()
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_adapters_are_added_to_a_dense_product(instruction_set, dtype):  # noqa: F811
     for T, D, ends in _CASES:
-        case = _Case.of(T, D, ends, dtype)
-        w = packed.pack(_drawn(9, ends[-1], D, dtype=dtype))
+        case = Case.of(T, D, ends, dtype)
+        w = packed.pack(drawn(9, ends[-1], D, dtype=dtype))
         base = np.asarray(jax.jit(linear)(case.x_TD, w))
-        _check(np.asarray(jax.jit(linear)(case.x_TD, case.leaf(w))), case, base, dtype)
+        case.check(np.asarray(jax.jit(linear)(case.x_TD, case.leaf(w))), base, dtype)
 
 
 @pytest.mark.parametrize("format", _FORMATS)
@@ -98,54 +36,54 @@ def test_adapters_are_added_to_a_dense_product(instruction_set, dtype):  # noqa:
 def test_adapters_are_added_to_products_with_blocks(format, exact):
     need()
     for T, D, ends in ((37, 256, (10, 70)),):
-        case = _Case.of(T, D, ends)
+        case = Case.of(T, D, ends)
         w = _blocks(format, ends[-1], D)
         with packed.exact(exact):
             base = np.asarray(jax.jit(linear)(case.x_TD, w))
             found = np.asarray(jax.jit(linear)(case.x_TD, case.leaf(w)))
-        _check(found, case, base, "float32")
+        case.check(found, base, "float32")
 
 
 def _blocks(format, F, D):
-    blocks = quantized.quantize(format, _drawn(9, F, D))
+    blocks = quantized.quantize(format, drawn(9, F, D))
     return packed.pack_rows(blocks.reshape(-1, blocks.shape[-1]), format, (F, D))
 
 
 def test_adapters_are_added_to_parts_of_different_formats():
     need()
-    case = _Case.of(9, 64, (32, 48))
-    parts = _blocks("int8", 32, 64), packed.pack(_drawn(9, 16, 64))
+    case = Case.of(9, 64, (32, 48))
+    parts = _blocks("int8", 32, 64), packed.pack(drawn(9, 16, 64))
     base = np.asarray(jax.jit(linear)(case.x_TD, parts))
-    _check(np.asarray(jax.jit(linear)(case.x_TD, case.leaf(parts))), case, base, "float32")
+    case.check(np.asarray(jax.jit(linear)(case.x_TD, case.leaf(parts))), base, "float32")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_xla_adds_the_same(dtype):
     for T, D, ends in _CASES[1:2]:
-        case = _Case.of(T, D, ends, dtype)
-        w = jnp.asarray(_drawn(9, ends[-1], D, dtype=dtype))
+        case = Case.of(T, D, ends, dtype)
+        w = jnp.asarray(drawn(9, ends[-1], D, dtype=dtype))
         base = np.asarray(linear(case.x_TD, w))
-        _check(np.asarray(jax.jit(linear)(case.x_TD, case.leaf(w, packs=False))), case, base, dtype)
+        case.check(np.asarray(jax.jit(linear)(case.x_TD, case.leaf(w, packs=False))), base, dtype)
 
 
 def test_one_adapter_of_all_rows_is_added_by_module():
-    case = _Case.of(6, 33, (5, 12, 40), slot_T=np.full(6, 2))
-    w = jnp.asarray(_drawn(9, 40, 33))
+    case = Case.of(6, 33, (5, 12, 40), slot_T=np.full(6, 2))
+    w = jnp.asarray(drawn(9, 40, 33))
     leaf = Adapted(w, jnp.asarray(case.down[2]), jnp.asarray(case.up[2]), case.ends)
     base = np.asarray(linear(case.x_TD, w))
-    _check(np.asarray(weights.of(leaf).product(jnp.asarray(case.x_TD))), case, base, "float32")
+    case.check(np.asarray(weights.of(leaf).product(jnp.asarray(case.x_TD))), base, "float32")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_row_has_the_same_bits_beside_any_rows_and_adapters(instruction_set, dtype):  # noqa: F811
-    case = _Case.of(150, 96, (20, 48, 100), dtype)
-    _check_company(case, packed.pack(_drawn(9, 100, 96, dtype=dtype)))
+    case = Case.of(150, 96, (20, 48, 100), dtype)
+    _check_company(case, packed.pack(drawn(9, 100, 96, dtype=dtype)))
 
 
 @pytest.mark.parametrize("format", _FORMATS)
 def test_beside_blocks_a_row_has_the_same_bits_too(format):
     need()
-    _check_company(_Case.of(40, 64, (20, 48), "bfloat16"), _blocks(format, 48, 64))
+    _check_company(Case.of(40, 64, (20, 48), "bfloat16"), _blocks(format, 48, 64))
 
 
 def _check_company(case, w):
@@ -154,7 +92,7 @@ def _check_company(case, w):
     for rows in (slice(1), slice(-5, None), slice(rows_T // 2)):
         found = jax.jit(linear)(case.x_TD[rows], case.leaf(w, rows=rows))
         np.testing.assert_array_equal(found, whole[rows])
-    for slot in range(_SLOTS):
+    for slot in range(len(case.ranks_N)):
         alone = dataclasses.replace(case, slot_T=np.full(rows_T, slot))
         found = np.asarray(jax.jit(linear)(case.x_TD, alone.leaf(w)))
         chosen = case.slot_T == slot
@@ -165,8 +103,8 @@ def _check_company(case, w):
 def test_a_gated_product_has_the_bits_of_its_two_steps(instruction_set, format):  # noqa: F811
     backend = Cpu()
     for T, D, F in ((7, 64, 352), (150, 64, 96)):
-        case = _Case.of(T, D, (F // 2, F), "bfloat16")
-        w = packed.pack(_drawn(9, F, D, dtype=format)) if format == "bfloat16" else None
+        case = Case.of(T, D, (F // 2, F), "bfloat16")
+        w = packed.pack(drawn(9, F, D, dtype=format)) if format == "bfloat16" else None
         leaf = case.leaf(w or _blocks(format, F, D))
         apart_TF = gate(linear(jnp.asarray(case.x_TD), leaf), "silu", "bfloat16")
         found_TF = backend.gated_product(jnp.asarray(case.x_TD), leaf, "silu", "bfloat16")
@@ -175,8 +113,8 @@ def test_a_gated_product_has_the_bits_of_its_two_steps(instruction_set, format):
 
 def test_adapters_of_another_product_are_refused():
     need()
-    case = _Case.of(4, 64, (32, 48))
-    w = packed.pack(_drawn(9, 48, 64))
+    case = Case.of(4, 64, (32, 48))
+    w = packed.pack(drawn(9, 48, 64))
     x_TD, leaf = jnp.asarray(case.x_TD), case.leaf(w)
     operands = adapted_cpu.operands(x_TD, leaf)
     order = operands[5]
