@@ -260,6 +260,8 @@ def _record(subject: "Subject") -> dict[str, object]:
         engine = subject.recipe.engine
         kernels = dataclasses.asdict(engine.kernels)
         sampling = {"weights": engine.weights, "deterministic": engine.deterministic, **kernels}
+        if engine.cache.page_tokens is not None:  # some kernels add up a page at a time
+            sampling["page_tokens"] = engine.cache.page_tokens
         sampling = {"engine": sampling}
     return {
         "task": _TASK.value,

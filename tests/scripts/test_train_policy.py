@@ -1,13 +1,18 @@
 """`python -m scripts.train --task=grpo`: trained, resumed to the same bits, and bad input."""
 
+import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
+from configs.engine import EngineConfig
+from configs.recipes.training import PolicyRecipe, PolicyTraining
 from inference.adapters import peft_directory
 from inference.checkpoints import resolve
 from scripts import interrupts, train
+from tests import fakes
 from tests.scripts import apps
 from tests.scripts.apps import TINY
 from tests.scripts.test_train_answers import Interrupted
@@ -126,3 +131,16 @@ def test_what_cannot_be_trained_is_refused(monkeypatch, capfd, args, expected):
 def test_a_bad_line_is_named(run, tmp_path, line, settings, expected):
     error = run(f"--output={tmp_path / 'm'}", *settings, lines=[*PROMPTS, line]).error
     assert expected in error
+
+
+def test_page_sizes_are_of_the_record_where_they_are_set(monkeypatch):
+    monkeypatch.setattr(train, "_TASK", SimpleNamespace(value="grpo"))
+    recipe = PolicyRecipe(fakes.llama(), PolicyTraining(2, 2, window=64, max_new_tokens=8))
+
+    def engine_record(**settings):
+        engine = EngineConfig.of(max_seqs=8, **settings)
+        changed = dataclasses.replace(recipe, engine=engine)
+        return train._record(SimpleNamespace(recipe=changed, starts_from=None, text=""))["engine"]
+
+    assert engine_record(page_tokens=32) == engine_record() | {"page_tokens": 32}
+    assert "page_tokens" not in engine_record()
