@@ -35,6 +35,13 @@ _READ = {
     *("eva_config", "init_lora_weights", "target_parameters"),
 }
 _NEUTRAL: tuple[object, ...] = None, False, "none", {}, []
+# A pattern of names that no name can make slow: nothing that repeats is in a group, and `_CHOICES`
+# bounds in how many ways a name can be divided.
+_ATOM = r"[\w.|-]|\\[.dw-]"
+_CHOICE = r"(?:\.|\\[dw]|\[[\w-]+\])[*+?]|\((?:\?:)?(?:" + _ATOM + r")+\)"
+_PATTERN = re.compile(rf"\^?(?:{_CHOICE}|\[[\w-]+\]|{_ATOM})+\$?", re.ASCII)
+_CHOICES = re.compile(r"[*+(]|\?(?!:)")
+_MOST_CHOICES, _MOST_LETTERS = 3, 256
 # They change the model's own weights, too, before training begins.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -129,12 +136,12 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
             "with its model, and load the result"
         )
     for name in pattern:
-        try:
-            _pattern(name)
-        except re.error as error:
+        if not _is_pattern(name):
             raise InputError(
-                f"{path}: alpha_pattern: {shown(name)} is no regular expression: {error}"
-            ) from None
+                f"{path}: alpha_pattern: {shown(name)} is no pattern of a module's name; give the "
+                f"end of a name with at most {_MOST_CHOICES} of '.*', '\\d+', '[01]+' and '(q|v)', "
+                f"in {_MOST_LETTERS} letters"
+            )
 
 
 def _stored(directory: Path, config: ModelConfig, settings: Mapping[str, Any]) -> Stored:
@@ -172,6 +179,18 @@ def _scale(name: str, rank: int, settings: Mapping[str, Any]) -> float:
             alpha = value
             break
     return float(alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank))
+
+
+def _is_pattern(text: str) -> bool:
+    """Whether it is a regular expression that is matched to a name in little time."""
+    is_short = len(text) <= _MOST_LETTERS and len(_CHOICES.findall(text)) <= _MOST_CHOICES
+    if not is_short or not _PATTERN.fullmatch(text):
+        return False
+    try:
+        _pattern(text)
+    except re.error:  # a range that is none
+        return False
+    return True
 
 
 def _pattern(text: str) -> re.Pattern[str]:

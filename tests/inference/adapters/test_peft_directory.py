@@ -42,7 +42,13 @@ def _matrix(*shape, value=0.5):
     ({"lora_alpha": float("inf")}, "lora_alpha is a number above 0, at most 1048576, not inf"),
     ({"lora_alpha": 10**400}, "lora_alpha is a number above 0, at most 1048576, not"),
     ({"lora_alpha": None}, "lora_alpha is a number above 0, at most 1048576, not None"),
-    ({"alpha_pattern": {"(": 2}}, "alpha_pattern: '(' is no regular expression"),
+    ({"alpha_pattern": {"(": 2}}, "alpha_pattern: '(' is no pattern of a module's name; give"),
+    ({"alpha_pattern": {"[z-a]": 2}}, "alpha_pattern: '[z-a]' is no pattern of a module's name"),
+    ({"alpha_pattern": {"(.*)*x": 2}}, "alpha_pattern: '(.*)*x' is no pattern of"),
+    ({"alpha_pattern": {"(a|a)+x": 2}}, "alpha_pattern: '(a|a)+x' is no pattern of"),
+    ({"alpha_pattern": {".*.*.*.*x": 2}}, "at most 3 of '.*', '\\d+', '[01]+' and '(q|v)', in 256"),
+    ({"alpha_pattern": {"(a|a)" * 4: 2}}, "is no pattern of a module's name"),
+    ({"alpha_pattern": {"x" * 257: 2}}, "is no pattern of a module's name"),
     ({"alpha_pattern": {"q_proj": "2"}}, "alpha_pattern of 'q_proj' is a number above 0"),
     ({"alpha_pattern": [2]}, "alpha_pattern is an object"),
 ])  # fmt: skip
@@ -188,9 +194,12 @@ def test_scales_follow_rank_pattern_and_rslora(tmp_path):
     ({r"layers\.\d+\.mlp\.up_proj": 64}, {"0.mlp.up_proj": 64, "0.mlp.gate_proj": 8}),
     ({"q_proj": 16, "layers.0.self_attn.q_proj": 64}, {"0.self_attn.q_proj": 16}),
     ({"proj": 64}, {"0.self_attn.q_proj": 8}),
+    ({r"layers\.[01]\..*\.(?:q|v)_proj$": 64},
+     {"0.self_attn.q_proj": 64, "1.self_attn.v_proj": 64, "2.self_attn.q_proj": 8}),
 ])  # fmt: skip
 def test_patterns_match_as_those_of_peft(pattern, alphas):
     settings = {"lora_alpha": 8, "alpha_pattern": pattern}
+    assert all(map(peft_directory._is_pattern, pattern))
     for ending, alpha in alphas.items():
         assert peft_directory._scale(f"model.layers.{ending}", 1, settings) == alpha
 
