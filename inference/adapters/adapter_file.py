@@ -8,14 +8,13 @@ from inference.adapters import gguf_adapter, peft_directory
 from inference.runtime.adapter_weights import AdapterWeights
 
 
-def listed(folder: Path) -> dict[str, Path]:
-    """The adapters in a folder, by the names of their directories, or of their files without the
-    ending.
+def listed(folder: Path) -> list[tuple[str, Path]]:
+    """The adapters in a folder, in the order of their names: those of their directories, or of
+    their files without the ending. Two may have one name.
     """
     directories = (path.parent for path in folder.glob(f"*/{peft_directory.CONFIG}"))
     files = folder.glob(f"*{gguf_adapter.ENDING}")
-    by_name = {path.name: path for path in directories} | {path.stem: path for path in files}
-    return dict(sorted(by_name.items()))
+    return sorted([*((path.name, path) for path in directories), *((p.stem, p) for p in files)])
 
 
 def room(path: Path, config: ModelConfig) -> AdapterConfig:

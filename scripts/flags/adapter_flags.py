@@ -33,15 +33,21 @@ def name() -> str | None:
 
 
 def directories(folder: str | None = None) -> dict[str, Path]:
-    """The adapter, if there is one, or those in a folder, each by the name of its own; raises
-    InputError if the folder has none.
+    """The adapter, if there is one, or those in a folder, by their names; raises InputError if the
+    folder has none, or two of one name.
     """
     if folder is None:
         return {} if ADAPTER.value is None else {_NAME: mirror.whole(ADAPTER.value)}
     from inference.adapters import adapter_file
     from inference.adapters.peft_directory import CONFIG
 
-    by_name = adapter_file.listed(mirror.whole(folder))
+    by_name: dict[str, Path] = {}
+    for label, path in adapter_file.listed(mirror.whole(folder)):
+        if (other := by_name.setdefault(label, path)) != path:
+            raise InputError(
+                f"--adapters={folder}: {other.name} and {path.name} are both adapters with the "
+                f"name {label}; rename one"
+            )
     if not by_name:
         raise InputError(
             f"--adapters={folder}: has no folder of an adapter, with {CONFIG}, and no .gguf file"

@@ -30,3 +30,11 @@ def test_room_is_what_all_adapters_take(tmp_path):
 def test_a_folder_without_adapters_is_named(tmp_path):
     with pytest.raises(InputError, match=r"--adapters=.*: has no folder of an adapter, with adap"):
         adapter_flags.directories(str(tmp_path))
+
+
+def test_two_adapters_of_one_name_are_both_named(tmp_path):
+    peft_files.write(tmp_path / "poet", fakes.llama(), rank=2)
+    (tmp_path / "poet.gguf").touch()
+    expected = "--adapters=.*: poet and poet.gguf are both adapters with the name poet; rename one$"
+    with pytest.raises(InputError, match=expected):
+        adapter_flags.directories(str(tmp_path))
