@@ -7,6 +7,7 @@ from configs.errors import InputError, shown
 from configs.settings.section import Section, setting
 
 MOST_SLOTS, MOST_RANKS = 256, 256
+NO_SLOT = -1  # of a sequence or a token without an adapter
 EXTRAS = "vocab", "latents", "experts"
 
 

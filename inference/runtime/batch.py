@@ -8,10 +8,11 @@ import jax
 import numpy as np
 
 from configs.engine import Config
+from configs.settings.adapters import NO_SLOT
 from configs.settings.drafts import LOOKUPS
 from inference.sampling import parameters
 from inference.sampling.parameters import Array, SlotSampling
-from inference.scheduling.sequence import NO_SLOT, Status, blame
+from inference.scheduling.sequence import Status, blame
 from inference.scheduling.step_schedule import Admission, ShardSchedule, StepSchedule
 from inference.scheduling.step_shapes import StepShape
 

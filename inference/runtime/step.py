@@ -16,6 +16,7 @@ import numpy as np
 
 from configs import adapters
 from configs.engine import Config
+from configs.settings.adapters import NO_SLOT
 from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
 from inference.runtime import accepted_path, adapter_stacks, packed_output
 from inference.runtime.accepted_path import AcceptedPath
@@ -325,7 +326,7 @@ def _adapters_of_tokens(shape: StepShape, batch: Batch, ragged: Ragged) -> jax.A
     slot_T = jnp.concatenate(
         [jnp.repeat(decode_R, shape.decode[1]), jnp.repeat(chunk_R, shape.prefill[1])]
     )
-    return jnp.pad(slot_T, (0, ragged.num_fillers), constant_values=adapted.NO_SLOT)
+    return jnp.pad(slot_T, (0, ragged.num_fillers), constant_values=NO_SLOT)
 
 
 def _with_adapters(params: Params, config: Config, adapter_T: jax.Array | None) -> Params:

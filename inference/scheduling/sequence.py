@@ -7,6 +7,7 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Protocol
 
 from configs.errors import InputError, is_fault
+from configs.settings.adapters import NO_SLOT
 from configs.settings.cache import CacheConfig
 from configs.settings.requests import OBSERVED_TOKENS
 from inference.kv_pages.radix_tree import Node
@@ -15,9 +16,6 @@ from inference.request import MAX_STOP_IDS, SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-NO_SLOT = -1  # of an adapter
 
 
 class Status(enum.Enum):

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 
 from configs import adapters
 from configs.kinds.params import ParamInfo
+from configs.settings.adapters import NO_SLOT
 from layers.params import Params
-
-NO_SLOT = -1  # of a token without an adapter
 
 
 @jax.tree_util.register_dataclass

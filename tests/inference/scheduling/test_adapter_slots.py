@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.settings.adapters import NO_SLOT
 from inference.request import SamplingParams
 from inference.scheduling.adapter_slots import AdapterSlots
-from inference.scheduling.sequence import NO_SLOT, AdapterUse, Sequence
+from inference.scheduling.sequence import AdapterUse, Sequence
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
