@@ -17,7 +17,10 @@ from inference.prune.axes import LAYERS, WIDTH
 from inference.prune.budget import Budget, Shape, within
 
 _FEWER_BITS = "int8", "int4"
-_DRAFT_SHARES = 0.5, 0.25, 0.1, 0.05, 0.02  # of the parent's parameters without embeddings
+_DRAFT_SHARES = 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002  # about, without embeddings
+_COUNTS = LAYERS, "kv_heads", "latent_heads", "state_heads"  # axes that a draft has less of
+_WIDTHS = WIDTH, "ffn_width", "expert_width", "state_channels"  # the same, in steps of a grid
+_GRID = 32  # steps that a width is divided into
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,27 +134,33 @@ def drafts(
     name: str, deployment: Deployment, batch: int, context: int, is_greedy: bool
 ) -> list[Draft]:
     """Returns children of several sizes as drafts of their parent, the largest first; those that
-    the chips have no room for, or that no shape of this size is, are left out.
+    the chips have no room for, or whose parts do not go with each other, are left out.
+
+    All axes shrink alike: where one alone did, a small draft would be deep or have many heads.
 
     Args:
         name: of the model, in commands.
     """
     config, results = deployment.config, []
+    sizes = shapes.sizes(config)
+    grains = dict.fromkeys(_COUNTS, 1) | {
+        axis: max(sizes[axis] // _GRID, 1) for axis in _WIDTHS if axis in sizes
+    }
     for share in _DRAFT_SHARES:
         scale = share ** (1 / 3)  # models grow in depth, width and width of feed-forwards
-        grain = max(config.width // 16, 1)
-        fixed = {
-            LAYERS: max(round(config.num_layers * scale), 1),
-            WIDTH: max(round(config.width * scale / grain), 1) * grain,
+        widths = {
+            axis: max(round(sizes[axis] * scale / grain), 1) * grain
+            for axis, grain in grains.items()
+            if axis in sizes
         }
         try:
-            budget = Budget(deployment.hardware, params=share)
-            shape = _best(config, budget, fixed, needs_config=False)
-            drafted = acceptance.of_model(deployment, shape.config, batch, context, is_greedy)
-        except InputError:
+            shapes.check(config, widths)
+            model = shapes.pruned(config, widths, _spread(config, widths[LAYERS]))
+            drafted = acceptance.of_model(deployment, model, batch, context, is_greedy)
+        except InputError:  # groups of heads that a mesh or a width would divide
             continue
         if drafted is not None:
-            results.append(Draft(shape.widths, drafted, f"{_command(name, shape.widths)} --native"))
+            results.append(Draft(widths, drafted, f"{_command(name, widths)} --native"))
     return results
 
 
@@ -161,19 +170,14 @@ def _command(model: str, widths: Mapping[str, int]) -> str:
     return f"python -m scripts.prune --model={model} --text=FILE --widths={sizes} --output={output}"
 
 
-def _best(
-    config: ModelConfig,
-    budget: Budget,
-    fixed: Mapping[str, int] | None = None,
-    needs_config: bool = True,
-) -> Shape:
+def _best(config: ModelConfig, budget: Budget) -> Shape:
     def can_be(widths: Mapping[str, int], layers: tuple[int, ...]) -> bool:
-        return not needs_config or shapes.refusal(config, widths, layers) is None
+        return shapes.refusal(config, widths, layers) is None
 
     def staying(count: int) -> tuple[int, ...]:
         return _spread(config, count)
 
-    matches = within(config, budget, fixed or {}, staying, can_be, 1 if fixed is None else None)
+    matches = within(config, budget, {}, staying, can_be, most_axes=1)
     if budget.latency_s is not None:
         return max(matches, key=lambda shape: shapes.num_parameters(shape.config))
     return min(matches, key=lambda shape: budget.step_s(shape.config))

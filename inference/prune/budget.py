@@ -107,7 +107,7 @@ def within(
             budget; None: any number.
 
     Raises:
-        InputError: all shapes that are tried are larger.
+        InputError: all shapes that are tried are larger, or none can be written.
     """
     sizes = shapes.sizes(config)
     free = _free(config, sizes, fixed)
@@ -128,16 +128,16 @@ def within(
             if shape.widths and can_be(shape.widths, layers):
                 matches.append((excess, shape))
     nearest = max((excess for excess, _ in matches if excess <= 1), default=None)
-    if nearest is None:
-        smallest = min((excess for excess, _ in matches), default=None)
-        can = (
-            f"the smallest is {budget.smallest(smallest)}"
-            if smallest is not None
-            else "no shape of it can be written"
-        )
+    if not matches:
         raise InputError(
-            f"{budget.flag}: no shape that is tried of {config.name} is that small; {can}, or give "
-            "--widths"
+            f"{budget.flag}: no config.json says a smaller shape of {config.name}; give --widths "
+            "and --native to scripts.prune"
+        )
+    if nearest is None:
+        smallest = budget.smallest(min(excess for excess, _ in matches))
+        raise InputError(
+            f"{budget.flag}: no shape that is tried of {config.name} is that small; the smallest "
+            f"is {smallest}, or give --widths"
         )
     least = 1 - _TOLERANCE if nearest >= 1 - _TOLERANCE else nearest - _TOLERANCE
     return [shape for excess, shape in matches if least <= excess <= 1]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from inference.planner import acceptance
 from scripts.reports.tables import new_table, seconds, size, yes
 
 if TYPE_CHECKING:  # brings numpy, without which plans start
@@ -34,7 +35,11 @@ def show_advice(console: Console, advice: "ShapeAdvice") -> None:
 
 def show_drafts(console: Console, drafts: "Sequence[Draft]") -> None:
     """Prints the speed of a model with children of several sizes as drafts; a star: the fastest."""
-    console.print("\nchildren as drafts, at the acceptance of published models of their size:")
+    most = f"{acceptance.SIZES[-1]:.0%}"
+    console.print(
+        "\nchildren as drafts, at the acceptance of published models of their size (of those above "
+        f"{most}: of {most}):"
+    )
     table = new_table(["", "of the model", "shape", "step", "acceptance", "drafts", "tok/s",
                        "x no drafts"])  # fmt: skip
     best = max(drafts, key=lambda draft: draft.drafted.tok_s)

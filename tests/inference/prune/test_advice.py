@@ -86,6 +86,17 @@ def test_drafts_of_several_sizes_are_compared_without_jax():
     assert best.command in ran.stdout and "x no drafts" in ran.stdout
 
 
+@pytest.mark.parametrize("name", ["llama3-8b", "deepseek-v2-lite", "mamba2-2.7b"])
+def test_the_best_draft_is_neither_the_largest_nor_the_smallest(name):
+    """Larger drafts take longer, and smaller ones are rejected more often."""
+    drafts = advice.drafts(name, Deployment(presets.get(name).config, CHIP), 1, 512, False)
+    rates = [draft.drafted.tok_s for draft in drafts]
+    assert len(rates) >= 6 and 0 < rates.index(max(rates)) < len(rates) - 1
+    acceptances = [draft.drafted.speculation.acceptance for draft in drafts]
+    assert acceptances == sorted(acceptances, reverse=True) and len(set(acceptances)) >= 4
+    assert all(set(draft.widths) == set(drafts[0].widths) for draft in drafts)
+
+
 def test_mixtures_of_few_sizes_get_the_nearest_shape_below_a_budget():
     config = models._of((LayerSpec(models._ATTENTION, Experts(2, 1, 4)),))
     parameters = shapes.num_parameters(config)
@@ -96,6 +107,14 @@ def test_mixtures_of_few_sizes_get_the_nearest_shape_below_a_budget():
             assert shapes.num_parameters(match.config) <= share * parameters
     with pytest.raises(InputError, match=r"^--target_params=0\.01: .*smallest is --target_params="):
         within(config, Budget(CHIP, params=0.01))
+
+
+def test_a_family_without_a_config_gets_no_advice():
+    """Since transformers cannot say its shapes."""
+    config = presets.get("character-ai").config
+    message = r"^--target_params=0\.5: no config\.json says a smaller shape of character-ai; give "
+    with pytest.raises(InputError, match=message):
+        advice.advise("character-ai", config, Budget(CHIP, params=0.5))
 
 
 def test_the_smallest_budget_that_an_error_names_is_met():
