@@ -113,6 +113,7 @@ def main(_: Sequence[str]) -> None:
         tasks = " and ".join(_TUNING)
         raise InputError(f"training.lora_rank is of --task={tasks}: leave it out")
     record = _record(subject)
+    provenance.stages(subject.vocabulary.files)  # a damaged list is an error before the training
     folder = StepFolder(checkpoints, record)
     if is_there:
         common.say(f"{output} is there already, trained like this on {subject.size}")

@@ -24,6 +24,8 @@ from inference.prune.selection import Selection
 # By path of a parent's parameter: its values, float32, without the columns that go.
 Refitted = Mapping[str, Callable[[], np.ndarray]]
 
+# Axes whose units pass a norm over all of them before the matrix: a child's inputs are others.
+_NORMED = "state_heads", "query_rank"
 _DAMPING = 0.01  # of the mean square of inputs, as GPTQ's
 
 
@@ -52,7 +54,8 @@ def run(
                 noted = input_statistics.observed(stream, index, values, stays, has_products=True)
                 fitted = {path: _fitted(values[path], stays[path], noted[path]) for path in stays}
                 parts.write(names[index], fitted, {})
-            stream.advance(index, values)
+            if index < max(names):
+                stream.advance(index, values)
         if progress:
             progress(count, count, "fitting matrices")
 
@@ -70,6 +73,8 @@ def _targets(reader: Reader, selection: Selection, layer: int) -> Values:
     """The matrices of a layer some of whose inputs go: which stay, bool [D] or [E, D], by path."""
     targets: Values = {}
     for axis, part in axes.of_layer(reader.config.layers[layer]):
+        if axis.name in _NORMED:
+            continue
         units = selection.units.get((layer, axis.name))
         dim, unit_of = axis.places(part.kind)[axis.scored]
         if units is None or units.all() or dim != -1 or axis.of_results:

@@ -2,7 +2,7 @@
 (generalized knowledge distillation, Agarwal et al. 2023, arXiv 2306.13649).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -32,14 +32,21 @@ class Student(Protocol):
 
 
 class StudentWindows:
-    """`loop.PolicyData`: windows, of which `training.on_policy` is the probability that `engine`
-    continues one behind its first half. The engine is updated in place before it does.
+    """`loop.PolicyData`: windows, of which `training.on_policy` is the probability that an engine
+    continues one behind its first half. The engine, which `load` returns when it is first needed,
+    is updated in place before it does.
     """
 
     def __init__(
-        self, windows: Windows, training: Distillation, model: ModelConfig, engine: Student
+        self,
+        windows: Windows,
+        training: Distillation,
+        model: ModelConfig,
+        load: Callable[[], Student],
     ):
-        self._windows, self._training, self._engine = windows, training, engine
+        self._windows, self._training = windows, training
+        self._load = load
+        self._engine: Student | None = None
         self._declared = jax.jit(losses.whole(model))
 
     def sampled(self, step: int, params: Params, frozen: object) -> Mapping[str, np.ndarray]:
@@ -50,6 +57,8 @@ class StudentWindows:
         rows = np.flatnonzero(rng.random(len(tokens_YW)) < training.on_policy)
         if not len(rows):
             return {"tokens": tokens_YW}
+        if self._engine is None:
+            self._engine = self._load()
         student = distillation.student_of(params, training)
         self._engine.update_params(self._declared(student, None), version=step + 1)
         half = tokens_YW.shape[1] // 2

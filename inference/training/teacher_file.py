@@ -21,6 +21,7 @@ from layers import decoder, ragged
 from layers.params import Params
 
 _PART = 32  # windows of a file
+_FORMAT = 1  # of the files
 
 
 class TeacherFile:
@@ -40,6 +41,7 @@ class TeacherFile:
         self._places = sorted({place for step in steps for place in windows.places(step)})
         self._row = {place: row for row, place in enumerate(self._places)}
         record = record | {
+            "format": _FORMAT,
             "window": training.window,
             "temperature": training.temperature,
             "top_k": training.top_k,
@@ -59,8 +61,8 @@ class TeacherFile:
         load: Callable[[], Params],
         progress: Progress | None = None,
     ) -> None:
-        """Computes what is not there yet, a part at a time; `load` returns the teacher's float32
-        parameters. Raises InputError if a part cannot be written.
+        """Computes what is not there yet, a part at a time; `load` returns the teacher's parameters
+        as they are declared. Raises InputError if a part cannot be written.
         """
         starts = range(0, len(self._places), _PART)
         missing = [start for start in starts if not self._parts.has(_name(start))]
@@ -72,7 +74,8 @@ class TeacherFile:
             inputs_YW = self._windows.rows(self._places[start : start + _PART])[:, :-1]
             ids, logprobs = map(np.asarray, run(values, inputs_YW))
             dtype = np.uint16 if teacher.vocab_size <= 1 << 16 else np.int32
-            arrays = {"ids": ids.astype(dtype), "logprobs": logprobs.astype(np.float16)}
+            logprobs = np.maximum(logprobs, np.finfo(np.float16).min).astype(np.float16)
+            arrays = {"ids": ids.astype(dtype), "logprobs": logprobs}
             self._parts.write(_name(start), arrays, {})
             if progress:
                 progress(nth + 1, len(missing), "reading with the teacher")
@@ -83,7 +86,8 @@ class TeacherFile:
         """
         places = self._windows.places(step)
         rows = [divmod(self._row[place], _PART) for place in places]
-        parts = {nth: self._parts.read(_name(nth * _PART)) for nth, _ in rows}
+        numbers = {nth for nth, _ in rows}
+        parts = {nth: self._parts.read(_name(nth * _PART)) for nth in numbers}
         ids = np.stack([parts[nth]["ids"][row] for nth, row in rows]).astype(np.int32)
         logprobs = np.stack([parts[nth]["logprobs"][row] for nth, row in rows])
         return {"tokens": self._windows.rows(places), "ids": ids, "logprobs": logprobs}
@@ -93,7 +97,6 @@ class TeacherFile:
     ) -> tuple[jax.Array, jax.Array]:
         """As `divergences.likeliest`, [Y, W, ...], of one window at a time."""
         training = self._training
-        values = losses.whole(teacher)(values, None)
 
         def of_window(inputs_W: jax.Array) -> tuple[jax.Array, jax.Array]:
             rows = ragged.contiguous(1, len(inputs_W))

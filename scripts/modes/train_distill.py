@@ -43,18 +43,23 @@ def subject(checkpoint: "Checkpoint", teacher_name: str | None, text: str | None
     training, student = recipe.training, recipe.model
     if training.fim_rate or training.lora_rank:
         field = "fim_rate" if training.fim_rate else "lora_rank"
-        raise InputError(f"training.{field} is not of --task={TASK}: leave it out")
+        raise InputError(
+            f"training.{field}={getattr(training, field)}: is not of --task={TASK}; leave it out"
+        )
     target = dataclasses.replace(teacher.config, formats=())
     if training.window > target.max_context:
         raise InputError(
             f"training.window={training.window}: must be at most the context of the teacher, "
             f"{target.max_context}"
         )
-    from sharding import mesh as meshes  # brings JAX
+    import jax
+
+    from sharding import mesh as meshes
 
     meshes.provide(recipe.mesh, recipe.mesh.num_chips)
     from inference.checkpoints import provenance
-    from inference.training import distillation, start
+    from inference.checkpoints.native import config_file
+    from inference.training import distillation, losses, start
     from inference.training.student_windows import StudentWindows
     from inference.training.teacher_file import TeacherFile
     from inference.training.windows import Windows
@@ -70,10 +75,20 @@ def subject(checkpoint: "Checkpoint", teacher_name: str | None, text: str | None
     tokens, name = _tokens(teacher, vocabulary, digest, text, training.window)
     windows = Windows(tokens, training.window, training.batch, training.seed)
     of_teacher = Recipe(target, training, recipe.mesh)
-    load = functools.partial(start.masters, of_teacher, teacher)
     file = None
+    if training.top_k >= student.vocab_size:
+        raise InputError(
+            f"training.top_k={training.top_k}: must be below the {student.vocab_size} tokens of "
+            "the model; leave it out to learn from all of them"
+        )
     if training.top_k:
-        file = TeacherFile(windows, training, {"teacher": digest, "tokens": name})
+        described = {"teacher": digest, "model": config_file.to_json(target), "tokens": name}
+        file = TeacherFile(windows, training, described)
+
+    def load(progress: "Progress | None" = None) -> "Params":
+        """The teacher's parameters as they are declared."""
+        values = start.masters(of_teacher, teacher, progress)
+        return jax.jit(losses.whole(target))(values, None)
 
     def begin(progress: "Progress | None") -> "tuple[Params, Params | None]":
         frozen = None if file else load(progress)
@@ -84,7 +99,9 @@ def subject(checkpoint: "Checkpoint", teacher_name: str | None, text: str | None
 
     data: TeacherFile | Windows | StudentWindows = file or windows
     if training.on_policy:
-        data = StudentWindows(windows, training, student, _engine(recipe, checkpoint))
+        data = StudentWindows(
+            windows, training, student, functools.partial(_engine, recipe, checkpoint)
+        )
     loss = (
         distillation.from_file(student, training)
         if file

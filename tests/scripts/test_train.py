@@ -147,7 +147,7 @@ def test_heads_for_what_was_trained(run, tmp_path):
 
 @pytest.mark.parametrize("args, expected", [
     (("--text=nowhere.txt",), "cannot read nowhere.txt: No such file"),
-    (("--speculate=ngram",), "train does not read --speculate"),
+    (("--speculate=ngram",), "--task=lm does not read --speculate"),
     (("--task=eagle",), "--task=eagle needs --model=TARGET"),
     (("--task=draft",), "--task=draft needs --model=TARGET"),
     (("--task=medusa", f"--model={apps.TINY}", "--mesh=model=2"), "heads are trained on one chip"),

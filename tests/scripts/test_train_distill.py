@@ -72,9 +72,10 @@ def test_without_a_text_the_teacher_writes_it(run, tmp_path, monkeypatch):
     ((), {"model": None}, "--task=distill needs --model, which learns from --teacher"),
     ((), {"teacher": None}, "--task=distill needs --teacher, whose distributions --model learns"),
     ((), {"teacher": "nowhere"}, "nowhere"),
-    (("--set=training.lora_rank=2",), {}, "training.lora_rank is not of --task=distill"),
+    (("--set=training.lora_rank=2",), {}, "training.lora_rank=2: is not of --task=distill"),
     (("--set=training.divergence=kl",), {}, "must be one of forward, reverse, jensen_shannon"),
     (("--set=training.on_policy=1", "--mesh=data=2"), {}, "a student writes and learns on one"),
+    (("--set=training.top_k=99999",), {}, "training.top_k=99999: must be below the"),
     (("--data=answers.jsonl",), {}, "--task=distill does not read --data"),
 ])  # fmt: skip
 def test_bad_input(run, args, names, cause):

@@ -140,7 +140,9 @@ def test_page_sizes_are_of_the_record_where_they_are_set(monkeypatch):
     def engine_record(**settings):
         engine = EngineConfig.of(max_seqs=8, **settings)
         changed = dataclasses.replace(recipe, engine=engine)
-        return train._record(SimpleNamespace(recipe=changed, starts_from=None, text=""))["engine"]
+        return train._record(
+            SimpleNamespace(recipe=changed, starts_from=None, text="", teacher=None)
+        )["engine"]
 
     assert engine_record(page_tokens=32) == engine_record() | {"page_tokens": 32}
     assert "page_tokens" not in engine_record()

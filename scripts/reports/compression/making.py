@@ -1,6 +1,7 @@
 """The models that are compared, each made by one command; what is there is not made again."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -68,16 +69,18 @@ class Models:
     def _made(self, name: str, module: str, *arguments: str) -> dict[str, Any]:
         """What a command printed that made a model, with its seconds."""
         record = self._folder / f"{name}.json"
-        if not record.exists():
-            command = [
-                *(sys.executable, "-m", module, *arguments),
-                *(f"--text={self.text}", f"--output={self.path(name)}", "--json"),
-            ]
+        command = [
+            *(sys.executable, "-m", module, *arguments),
+            *(f"--text={self.text}", f"--output={self.path(name)}", "--json"),
+        ]
+        shown = [argument.replace(f"{self._folder}/", "") for argument in command[1:]]
+        if not record.exists() or json.loads(record.read_text("utf-8"))["command"] != shown:
+            shutil.rmtree(self.path(name), ignore_errors=True)
             print(*command, file=sys.stderr, flush=True)
             begin = time.perf_counter()
             ran = subprocess.run(command, check=True, stdout=subprocess.PIPE)
             seconds = time.perf_counter() - begin
-            printed = {"command": command[1:], "minutes": seconds / 60, **json.loads(ran.stdout)}
+            printed = {"command": shown, "minutes": seconds / 60, **json.loads(ran.stdout)}
             user_files.write({record: json.dumps(printed).encode()})
         figures: dict[str, Any] = json.loads(record.read_text("utf-8"))
         return figures

@@ -73,7 +73,7 @@ def test_factors_are_those_of_the_directory(tmp_path, name):
         for matrix, other in zip(factors, expected.factors[place], strict=True):
             np.testing.assert_array_equal(matrix, other)
     assert adapter_file.room(path, model) == AdapterConfig(rank=4, extras=("vocab",))
-    assert adapter_file.listed(tmp_path) == {"one": path, "peft": directory}
+    assert dict(adapter_file.listed(tmp_path)) == {"one": path, "peft": directory}
     assert adapter.rank == 4 and adapter.digest != expected.digest
 
 
