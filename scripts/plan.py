@@ -405,14 +405,14 @@ def _check_questions() -> None:
         raise InputError("--advise ranks for requests of one sample: leave --samples out")
     if budget_flags.is_present():
         budget_flags.check()
-        for name in (f.name for f in (_CHIPS, _GOAL, _NEW_TOKENS, _WEIGHTS, _CACHE)):
-            if flags.FLAGS[name].present:
-                raise InputError(
-                    f"--{name}: the shape for a target is sized on one chip, beside the "
-                    "formats that there are; leave it out"
-                )
         if not _ADVISE.value:
             raise InputError(f"--{budget_flags.name()} needs --advise")
+        for name in (f.name for f in (_CHIPS, _GOAL, _NEW_TOKENS, _BATCH, _WEIGHTS, _CACHE)):
+            if flags.FLAGS[name].present:
+                raise InputError(
+                    f"--{name}: the shape for a target is sized for one sequence on one chip, "
+                    "beside the formats that there are; leave it out"
+                )
     for flag in (_CHIPS, _GOAL):
         if flag.present and not _ADVISE.value:
             raise InputError(f"--{flag.name} needs --advise")

@@ -125,7 +125,7 @@ def main(_: Sequence[str]) -> None:
         with common.bars() as progress:
             refitted = refit.run(Reader(contents, config), stays, windows, parts, progress)
     record["refit"] = _REFIT.value
-    pruned = export.checkpoint(checkpoint, importance, widths, stays, record, refitted)
+    pruned = export.checkpoint(checkpoint, widths, stays, record, refitted)
     stored = load.stored_dtype(pruned.config, pruned.contents().source, pruned.contents().name_map)
     with common.bars() as progress:
         convert.convert(

@@ -146,7 +146,7 @@ class Distillation(TrainingConfig):
         top_k: tokens of a position whose probabilities by the teacher are computed once and kept in
             a file; 0: all are computed in each step, with the teacher in memory.
         hidden_weight: of the distance between the models' hidden states; 0: they may differ.
-        on_policy: share of the windows that the student continues behind their first half.
+        on_policy: probability that the student continues a window behind its first half.
     """
 
     divergence: str = "forward"
@@ -170,12 +170,12 @@ class Distillation(TrainingConfig):
         if not 0 <= self.on_policy <= 1:
             raise InputError(f"training.on_policy={self.on_policy}: must be from 0 to 1")
         for name, lacks in (
-            ("hidden_weight", "hidden states"),
-            ("on_policy", "what a student will write"),
+            ("hidden_weight", "no hidden states"),
+            ("on_policy", "nothing of what a student writes"),
         ):
             if self.top_k and getattr(self, name):
                 raise InputError(
-                    f"training.top_k={self.top_k}: the file has not {lacks}, which "
+                    f"training.top_k={self.top_k}: the file has {lacks}, which "
                     f"training.{name} needs; leave one of them out"
                 )
 

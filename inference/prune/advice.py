@@ -3,6 +3,7 @@ of shapes, beside those of the parent in fewer bits, which need no training.
 """
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,7 +35,8 @@ class Option:
         parameters: without those of embeddings.
         weight_bytes: all weights.
         step_s: predicted seconds of a decode step of one sequence.
-        meets: whether it is within the budget.
+        meets: whether it is within the budget; of a share of parameters, whether its weights have
+            at most the bytes of the child's.
     """
 
     name: str
@@ -53,7 +55,7 @@ class ShapeAdvice:
     Attributes:
         budget: the flag that says it.
         options: the parent, the child for the budget, and both at the bytes of fewer bits.
-        is_quantizing_enough: whether the parent in fewer bits is within the budget.
+        is_quantizing_enough: whether the parent in fewer bits `meets` it.
         command: makes the child.
     """
 
@@ -142,6 +144,8 @@ def drafts(
         name: of the model, in commands.
     """
     config, results = deployment.config, []
+    if config.formats:  # quantized: nothing is pruned of it
+        return []
     sizes = shapes.sizes(config)
     grains = dict.fromkeys(_COUNTS, 1) | {
         axis: max(sizes[axis] // _GRID, 1) for axis in _WIDTHS if axis in sizes
@@ -167,7 +171,8 @@ def drafts(
 def _command(model: str, widths: Mapping[str, int]) -> str:
     sizes = ",".join(f"{name}={size}" for name, size in widths.items())
     output = f"{Path(model).name}-pruned"
-    return f"python -m scripts.prune --model={model} --text=FILE --widths={sizes} --output={output}"
+    options = f"--model={model}", "--text=FILE", f"--widths={sizes}", f"--output={output}"
+    return shlex.join(["python", "-m", "scripts.prune", *options])
 
 
 def _best(config: ModelConfig, budget: Budget) -> Shape:

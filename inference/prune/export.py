@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from inference.checkpoints import provenance
 from inference.checkpoints.checkpoint import Checkpoint, NewCheckpoint
 from inference.prune import child, shapes
-from inference.prune.importance import Importance
 from inference.prune.refit import Refitted
 from inference.prune.selection import Selection
 from inference.prune.shapes import Widths
@@ -13,7 +12,6 @@ from inference.prune.shapes import Widths
 
 def checkpoint(
     parent: Checkpoint,
-    importance: Importance,
     widths: Widths,
     selection: Selection,
     record: Mapping[str, object],

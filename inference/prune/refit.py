@@ -6,6 +6,7 @@ calibration text (as the columns that stay make up for pruned ones in Frantar & 
 2301.00774). Inputs are the parent's.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
 
@@ -16,7 +17,6 @@ from inference.layerwise import input_statistics
 from inference.layerwise.input_statistics import InputStatistics
 from inference.layerwise.parts import Parts
 from inference.layerwise.reader import Reader
-from inference.layerwise.stream import Values
 from inference.prune import axes
 from inference.prune.importance import start
 from inference.prune.selection import Selection
@@ -36,8 +36,8 @@ def run(
     parts: Parts,
     progress: Progress | None = None,
 ) -> Refitted:
-    """Fits the matrices of the layers that stay on windows of ids; what is finished goes to
-    `parts`, one part a layer. Raises InputError if a part cannot be written.
+    """Fits the matrices of the layers that stay on windows of ids, i32 [Y, W]; what is finished
+    goes to `parts`, one part a layer. Raises InputError if a part cannot be written.
     """
     count = reader.config.num_layers
     targets = {layer: _targets(reader, selection, layer) for layer in selection.layers}
@@ -63,15 +63,15 @@ def run(
         return np.asarray(parts.read(name)[path])
 
     return {
-        f"layers/{layer}/{path}": lambda name=name, path=path: read(name, path)  # type: ignore[misc]
+        f"layers/{layer}/{path}": functools.partial(read, name, path)
         for layer, name in names.items()
         for path in targets[layer]
     }
 
 
-def _targets(reader: Reader, selection: Selection, layer: int) -> Values:
+def _targets(reader: Reader, selection: Selection, layer: int) -> dict[str, np.ndarray]:
     """The matrices of a layer some of whose inputs go: which stay, bool [D] or [E, D], by path."""
-    targets: Values = {}
+    targets: dict[str, np.ndarray] = {}
     for axis, part in axes.of_layer(reader.config.layers[layer]):
         if axis.name in _NORMED:
             continue
@@ -83,7 +83,7 @@ def _targets(reader: Reader, selection: Selection, layer: int) -> Values:
     return targets
 
 
-def _digest(targets: Mapping[int, Values]) -> str:
+def _digest(targets: Mapping[int, Mapping[str, np.ndarray]]) -> str:
     whole = hashlib.sha256()
     for layer, stays in targets.items():
         for path, columns in stays.items():

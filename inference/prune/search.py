@@ -101,7 +101,7 @@ def evaluated(
         )
         if not parts.has(name):
             stays = selection.select(importance, candidate.widths, candidate.layers)
-            model = checkpoint(parent, importance, candidate.widths, stays, {})
+            model = checkpoint(parent, candidate.widths, stays, {})
             reader = Reader(model.contents(), model.config)
             parts.write(name, {}, {"loss": loss.of_model(reader, windows_YW)})
         results.append(dataclasses.replace(candidate, loss=parts.figures(name)["loss"]))

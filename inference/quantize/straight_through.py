@@ -2,25 +2,26 @@
 through the rounding as if it were not there (Bengio et al. 2013, arXiv 1308.3432).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from configs.model import ModelConfig
 from configs.precision import FORMATS, LARGEST_FP8
+from inference.training.losses import Model
 from layers import decoder, params
 from layers.params import Params
 from layers.quantized import E2M1, LEAST_SCALE
 
 
-def student(config: ModelConfig, formats: Mapping[str, str]) -> Callable[[Params], Params]:
+def student(config: ModelConfig, formats: Mapping[str, str]) -> Model:
     """Parameters as a model with these formats, by path, computes with them, of float32 masters;
     `config` is in float32 without formats.
     """
     infos = decoder.param_infos(config)
 
-    def values(masters: Params) -> Params:
+    def values(masters: Params, frozen: object) -> Params:
         leaves = params.flatten(masters)
         for path, format in formats.items():
             whole = leaves[path]

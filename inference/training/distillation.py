@@ -1,7 +1,8 @@
 """Losses of a student that learns a teacher's distributions of the next token.
 
-The teacher's are computed in each step (`beside`), or were kept in a file (`from_file`,
-`TeacherFile`). A batch has what `losses.next_token` reads.
+The teacher computes its distributions in each step (`from_memory`), or has computed them once for a
+file (`from_file`, `TeacherFile`). A batch has what `losses.next_token` reads. Mixtures have no loss
+for uneven routing here.
 """
 
 import jax
@@ -12,6 +13,7 @@ from configs.model import ModelConfig
 from configs.recipes.training import Distillation
 from inference.training import divergences, loop, losses
 from inference.training.loop import Loss
+from inference.training.losses import Model
 from layers import decoder, ragged
 from layers.params import Params
 
@@ -21,15 +23,15 @@ _LEVELS = 4  # of a model's depth whose hidden states are learned
 
 
 def from_file(student: ModelConfig, training: Distillation) -> Loss:
-    """The mean divergence, in nats, of the student's distributions from those that a batch has:
-    "ids", i32[Y, W, K], and "logprobs", float16 [Y, W, K + 1], as `divergences.likeliest`.
+    """Returns the mean divergence, in nats, of the student's distributions from those that a batch
+    has: "ids", i32[Y, W, K], and "logprobs", float16 [Y, W, K + 1], as `divergences.likeliest`.
     """
     model, diverge = losses.whole(student), divergences.BY_NAME[training.divergence]
 
     def loss(masters: Params, frozen: None, batch: dict[str, jax.Array]) -> jax.Array:
         values, inputs_YW = model(masters, frozen), batch["tokens"][:, :-1]
         rows = ragged.contiguous(*inputs_YW.shape)
-        hidden_YWD, extra = losses.hidden_states(values, student, inputs_YW, rows)
+        hidden_YWD, _ = losses.hidden_states(values, student, inputs_YW, rows)
 
         def lose(hidden_QD: jax.Array, ids_QK: jax.Array, logprobs_QK: jax.Array) -> jax.Array:
             logits_QV = decoder.logits(values, student, hidden_QD) / training.temperature
@@ -37,18 +39,26 @@ def from_file(student: ModelConfig, training: Distillation) -> Loss:
             return diverge(teacher_QK, divergences.with_others(logits_QV, ids_QK))
 
         lost = losses.mean(lose, hidden_YWD, batch["ids"], batch["logprobs"])
-        return training.temperature**2 * lost + extra
+        return training.temperature**2 * lost
 
     return loss
 
 
-def beside(teacher: ModelConfig, student: ModelConfig, training: Distillation) -> Loss:
-    """The mean divergence, in nats, of the student's distributions from the teacher's, whose
+def from_memory(
+    teacher: ModelConfig,
+    student: ModelConfig,
+    training: Distillation,
+    model: Model | None = None,
+) -> Loss:
+    """Returns the mean divergence, in nats, of a student's distributions from the teacher's, whose
     parameters are frozen; with `training.hidden_weight` times the distance of hidden states
     (`masters`), which is the mean of 1 - cosine (Sanh et al. 2019, arXiv 1910.01108).
+
+    Args:
+        model: makes the student's parameters of float32 masters; None: in their declared formats.
     """
-    model, diverge = losses.whole(student), divergences.BY_NAME[training.divergence]
-    learns_states = training.hidden_weight > 0
+    model = model or losses.whole(student)
+    diverge, learns_states = divergences.BY_NAME[training.divergence], training.hidden_weight > 0
 
     def loss(masters: Params, frozen: Params, batch: dict[str, jax.Array]) -> jax.Array:
         inputs_YW = batch["tokens"][:, :-1]
@@ -70,7 +80,7 @@ def beside(teacher: ModelConfig, student: ModelConfig, training: Distillation) -
             )
 
         states = (x.hidden_TD.reshape(*inputs_YW.shape, -1) for x in (output, target))
-        lost = training.temperature**2 * losses.mean(lose, *states) + losses.unbalanced(output)
+        lost = training.temperature**2 * losses.mean(lose, *states)
         if learns_states:
             projections = masters.get(_PROJECTION, [None] * _LEVELS)
             distances = map(_distance, projections, output.streams, target.streams)
@@ -83,8 +93,8 @@ def beside(teacher: ModelConfig, student: ModelConfig, training: Distillation) -
 def masters(
     student: Params, config: ModelConfig, teacher: ModelConfig, training: Distillation
 ) -> Params:
-    """What `beside` trains: the student's parameters, and where hidden states are learned and the
-    models' widths differ, a matrix a level that takes the student's to the teacher's.
+    """Returns what `from_memory` trains: the student's parameters, and where hidden states are
+    learned and the models' widths differ, a matrix a level from the student's to the teacher's.
     """
     if not training.hidden_weight:
         return student

@@ -44,9 +44,9 @@ def next_token(config: ModelConfig) -> Loss:
         values = model(masters, frozen)
         inputs_YW, targets_YW = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
         rows = ragged.contiguous(*inputs_YW.shape)
-        hidden_YWD, extra = hidden_states(values, config, inputs_YW, rows)
+        hidden_YWD, unbalanced = hidden_states(values, config, inputs_YW, rows)
         logits = functools.partial(decoder.logits, values, config)
-        return cross_entropy(logits, hidden_YWD, targets_YW) + extra
+        return cross_entropy(logits, hidden_YWD, targets_YW) + unbalanced
 
     return loss
 
@@ -71,7 +71,8 @@ def hidden_states(
     uneven routing costs, of others 0.
     """
     output = layers_output(values, config, inputs_YW, rows)
-    return output.hidden_TD.reshape(*inputs_YW.shape, -1), unbalanced(output)
+    unbalanced = 0.0 if output.routed is None else _BALANCE * unevenness(output.routed)
+    return output.hidden_TD.reshape(*inputs_YW.shape, -1), unbalanced
 
 
 def layers_output(
@@ -85,33 +86,6 @@ def layers_output(
     tokens_T = inputs_YW.reshape(-1)
     x_TD = decoder.embedded(values, config, tokens_T, rows)
     return decoder.layers(values, config, x_TD, rows, tokens_T=tokens_T, features=features)
-
-
-def unbalanced(output: decoder.LayersOutput) -> jax.Array | float:
-    """What the uneven routing of a mixture costs; 0 of other models."""
-    return 0.0 if output.routed is None else _BALANCE * unevenness(output.routed)
-
-
-def distilled(config: ModelConfig, student: Callable[[Params], Params]) -> Loss:
-    """The mean divergence, in nats, of a student's distributions of the next token from those of
-    the model that it is made of (Hinton et al. 2015, arXiv 1503.02531), whose weights are frozen.
-    `student` makes its parameters of float32 masters. A batch is that of `next_token`.
-    """
-
-    def loss(masters: Params, frozen: Params, batch: dict[str, jax.Array]) -> jax.Array:
-        inputs_YW, values = batch["tokens"][:, :-1], student(masters)
-        rows = ragged.contiguous(*inputs_YW.shape)
-        student_TD, _ = decoder.forward(values, config, inputs_YW.reshape(-1), rows)
-        _, teacher_TD, _ = _target_states(frozen, config, inputs_YW, rows, ())
-
-        def lose(student_QD: jax.Array, teacher_QD: jax.Array) -> jax.Array:
-            logprobs_QV = jax.nn.log_softmax(decoder.logits(values, config, student_QD))
-            target_QV = jax.nn.log_softmax(decoder.logits(frozen, config, teacher_QD))
-            return (jnp.exp(target_QV) * (target_QV - logprobs_QV)).sum(1)
-
-        return mean(lose, *(x.reshape(*inputs_YW.shape, -1) for x in (student_TD, teacher_TD)))
-
-    return loss
 
 
 def unevenness(routed: RoutedTokens) -> jax.Array:

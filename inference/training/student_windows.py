@@ -2,33 +2,18 @@
 (generalized knowledge distillation, Agarwal et al. 2023, arXiv 2306.13649).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
 
 from configs.model import ModelConfig
 from configs.recipes.training import Distillation
-from inference.new_weights import NewWeights
-from inference.outputs import Completion
 from inference.request import SamplingParams
 from inference.training import distillation, losses
+from inference.training.grpo import Policy
 from inference.training.windows import Windows
 from layers.params import Params
-
-
-class Student(Protocol):
-    """What is used of an `Engine`."""
-
-    def generate(
-        self, prompts: Sequence[list[int]], params: list[SamplingParams]
-    ) -> list[Completion]: ...
-
-    def update_params(
-        self, source: Params | str | Path | NewWeights, *, version: int | None = None
-    ) -> int: ...
 
 
 class StudentWindows:
@@ -42,11 +27,11 @@ class StudentWindows:
         windows: Windows,
         training: Distillation,
         model: ModelConfig,
-        load: Callable[[], Student],
+        load: Callable[[], Policy],
     ):
         self._windows, self._training = windows, training
         self._load = load
-        self._engine: Student | None = None
+        self._engine: Policy | None = None
         self._declared = jax.jit(losses.whole(model))
 
     def sampled(self, step: int, params: Params, frozen: object) -> Mapping[str, np.ndarray]:

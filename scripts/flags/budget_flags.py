@@ -20,7 +20,8 @@ _PARAMS = flags.DEFINE_float(
 _LATENCY_MS = flags.DEFINE_float(
     "target_latency_ms",
     None,
-    "The same for a budget of predicted milliseconds of a decode step on --hardware.",
+    "In place of --target_params: milliseconds of a decode step of one sequence on --hardware that "
+    "the smaller model may take, as predicted.",
 )
 
 
@@ -38,7 +39,9 @@ def check() -> None:
     """Raises InputError if both are set, or one to no size."""
     share, latency = _PARAMS.value, _LATENCY_MS.value
     if share is not None and latency is not None:
-        raise InputError("--target_params and --target_latency_ms: give one of them")
+        raise InputError(
+            f"--target_latency_ms={latency}: does not go with --target_params; give one of them"
+        )
     if share is not None and not 0 < share < 1:
         raise InputError(f"--target_params={share}: must be a share between 0 and 1")
     if latency is not None and not 0 < latency < math.inf:

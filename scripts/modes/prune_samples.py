@@ -1,6 +1,5 @@
 """What a model reads so that its importance can be measured: windows of a text, or its own."""
 
-import hashlib
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -8,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from configs.errors import InputError
-from configs.recipes import heads
 from inference.files import user_files
 from scripts.modes import train_heads
 
@@ -30,7 +28,7 @@ def windows(checkpoint: "Checkpoint", text: str | None, count: int, size: int) -
     tokenizer = checkpoint.load_tokenizer()
     if text is None:
         from inference.checkpoints import provenance
-        from inference.training import own_samples, token_file
+        from inference.training import own_samples
 
         first = own_samples.opening(tokenizer)
         if size <= len(first):
@@ -38,18 +36,8 @@ def windows(checkpoint: "Checkpoint", text: str | None, count: int, size: int) -
                 f"--sample_tokens={size}: must be above the {len(first)} tokens that open a sample "
                 "of the model's own; give more, or --text"
             )
-        described = (
-            provenance.weights_digest(checkpoint),
-            size,
-            count,
-            heads.SAMPLE_TEMPERATURE,
-            first,
-        )
-        ids = token_file.cached(
-            hashlib.sha256(repr(described).encode()).hexdigest(),
-            lambda: own_samples.write(train_heads.generator(checkpoint), first, count, size),
-            checkpoint.config.vocab_size,
-        )
+        digest = provenance.weights_digest(checkpoint)
+        ids, _ = train_heads.own_tokens(checkpoint, digest, first, count, size)
         return ids.reshape(count, size).astype(np.int32)
     from inference.benchmark.quality import perplexity
 

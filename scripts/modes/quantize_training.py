@@ -9,7 +9,7 @@ import numpy as np
 from configs import overrides
 from configs.errors import InputError
 from configs.recipes import quantize
-from configs.recipes.training import Recipe
+from configs.recipes.training import Distillation, Recipe
 from scripts import common
 from scripts.modes import training_steps
 
@@ -33,7 +33,7 @@ def trained(
     from inference.checkpoints import names
     from inference.checkpoints.checkpoint import Contents
     from inference.quantize import straight_through
-    from inference.training import export, losses, start
+    from inference.training import distillation, export, start
     from inference.training.step_folder import StepFolder
     from inference.training.windows import Windows
     from layers.params import Params
@@ -52,7 +52,9 @@ def trained(
     def begin(progress: "Progress | None") -> tuple[Params, Params]:
         return (start.masters(recipe, checkpoint, progress), start.masters(recipe, checkpoint))
 
-    loss = losses.distilled(model, straight_through.student(model, formats))
+    student = straight_through.student(model, formats)
+    distilling = Distillation(**dataclasses.asdict(training))
+    loss = distillation.from_memory(model, model, distilling, student)
     run = training_steps.run(training, loss, begin, data, folder)
     divergence = run.losses
     common.say(

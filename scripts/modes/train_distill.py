@@ -10,7 +10,7 @@ from configs.errors import InputError
 from configs.recipes import distill
 from configs.recipes.training import DistillationRecipe, Recipe
 from scripts import common
-from scripts.modes import train_heads
+from scripts.modes import train_heads, train_policy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +105,7 @@ def subject(checkpoint: "Checkpoint", teacher_name: str | None, text: str | None
     loss = (
         distillation.from_file(student, training)
         if file
-        else distillation.beside(target, student, training)
+        else distillation.from_memory(target, student, training)
     )
     return start.Subject(
         recipe, vocabulary, data,
@@ -119,9 +119,11 @@ def _engine(recipe: DistillationRecipe, checkpoint: "Checkpoint") -> "Engine":
     """What the student writes with."""
     training = recipe.training
     settings = EngineConfig.of(
-        max_seqs=training.batch, max_context=training.window + 1, decode_rows=(training.batch,)
-    )
-    return common.load_engine(checkpoint, Config(recipe.model, settings))
+        max_seqs=training.batch, max_context=training.window + 1, decode_rows=(training.batch,),
+        deterministic=True,
+    )  # fmt: skip
+    config = Config(recipe.model, train_policy.on_this_device(settings))
+    return common.load_engine(checkpoint, config)
 
 
 def _tokens(

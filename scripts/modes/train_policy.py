@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs import overrides
-from configs.engine import Config
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError, reason
 from configs.recipes import tuning
 from configs.recipes.training import PolicyRecipe
@@ -82,6 +82,16 @@ def subject(
     )  # fmt: skip
 
 
+def on_this_device(settings: EngineConfig) -> EngineConfig:
+    """Settings that are deterministic only where this device can be."""
+    from layers.backends import backends
+    from layers.kernels.device import target_device
+
+    if backends.of(target_device()).is_deterministic:
+        return settings
+    return dataclasses.replace(settings, deterministic=False)
+
+
 def _digest(identity: bytes, *files: "list[Prompt]") -> str:
     import hashlib
 
@@ -149,12 +159,7 @@ class _Run:
         """The engine that samples, and a configuration with its kernels, in which log-probabilities
         of the weights as they are trained are computed.
         """
-        from layers.backends import backends
-        from layers.kernels.device import target_device
-
-        recipe, settings = self._recipe, self._recipe.engine
-        if not backends.of(target_device()).is_deterministic:
-            settings = dataclasses.replace(settings, deterministic=False)
+        recipe, settings = self._recipe, on_this_device(self._recipe.engine)
         if settings.max_context is None:
             most = min(self._most_tokens, recipe.model.max_context)
             settings = dataclasses.replace(settings, max_context=most)

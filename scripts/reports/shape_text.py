@@ -25,7 +25,8 @@ def show_advice(console: Console, advice: "ShapeAdvice") -> None:
         )  # fmt: skip
     console.print(table)
     verdict = (
-        "the parent in fewer bits meets it without training: quantize first (scripts.quantize)"
+        "the parent in fewer bits is as small or as fast without training: quantize first "
+        "(scripts.quantize)"
         if advice.is_quantizing_enough
         else "no format of the parent meets it: prune, then train what is left"
     )
@@ -41,7 +42,7 @@ def show_drafts(console: Console, drafts: "Sequence[Draft]") -> None:
         f"{most}: of {most}):"
     )
     table = new_table(["", "of the model", "shape", "step", "acceptance", "drafts", "tok/s",
-                       "x no drafts"])  # fmt: skip
+                       "ratio to no drafts"])  # fmt: skip
     best = max(drafts, key=lambda draft: draft.drafted.tok_s)
     for draft in drafts:
         drafted, proposed = draft.drafted, draft.drafted.speculation

@@ -26,6 +26,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
 from layers.kernels.device import target_device
+from layers.kernels.linear import launches
 from layers.kernels.linear.adapted import NO_SLOT, Adapted
 from layers.kernels.linear.skinny_operands import PART
 from layers.kernels.registers import load
@@ -121,7 +122,7 @@ def _low(x_TD: jax.Array, down: jax.Array, work: _Work, interpret: object) -> ja
     def kernel(x_ref, down_ref, units_ref, slot_ref, ranks_ref, low_ref, *refs, **scratch):
         x_smem, down_smem, arrived = (scratch[name] for name in ("x", "down", "arrived"))
         cluster, share = lax.axis_index("cluster"), lax.axis_index("share")
-        _await_launches(interpret)
+        launches.await_earlier(interpret)
         start, stop = (n * steps // shares for n in (share, share + 1))
         count = stop - start
 
@@ -162,7 +163,7 @@ def _low(x_TD: jax.Array, down: jax.Array, work: _Work, interpret: object) -> ja
                 def _() -> None:
                     parts_ref[place, share] = sum_WX
 
-                _meet_cluster(interpret)
+                launches.meet_cluster(interpret)
 
             @pl.when(share == shares - 1)
             def _() -> None:
@@ -214,7 +215,7 @@ def _added(
         low_ref, up_ref, units_ref, slot_ref, ranks_ref, y_ref, *, low_smem, up_smem, arrived
     ):
         block = lax.axis_index("block")
-        _await_launches(interpret)
+        launches.await_earlier(interpret)
 
         def multiply(nth: jax.Array, _: jax.Array) -> None:
             tile, slot = _unit(units_ref, lax.div(nth, jnp.int32(num_tiles)), N)
@@ -369,26 +370,6 @@ def _ptx(result: str, text: str, operands: list[Any], constraints: str) -> Any:
     return llvm.inline_asm(
         ir.Type.parse(result), operands, text, f"{constraints},~{{memory}}", has_side_effects=True
     )
-
-
-def _await_launches(interpret: object) -> None:
-    """Waits for the launches before, and lets those after begin."""
-    if not interpret:
-        plgpu.griddepcontrol_wait()
-        plgpu.griddepcontrol_launch_dependents()
-
-
-def _meet_cluster(interpret: object) -> None:
-    """Waits for the cluster's blocks, whose writes are visible then."""
-    if interpret:
-        return
-
-    @plgpu.inline_mgpu()
-    def meet(_: object) -> None:
-        lines = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
-        llvm.inline_asm(None, [], lines, "~{memory}", has_side_effects=True)
-
-    meet()
 
 
 def _swizzled(columns: int) -> tuple[plgpu.TilingTransform | plgpu.SwizzleTransform, ...]:

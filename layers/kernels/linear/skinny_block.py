@@ -23,9 +23,9 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir.dialects import llvm, memref
+from jaxlib.mlir.dialects import memref
 
-from layers.kernels.linear import low_bit
+from layers.kernels.linear import launches, low_bit
 from layers.kernels.linear.skinny_operands import PART, ROW_BYTES, Operands
 from layers.kernels.registers import load
 
@@ -160,7 +160,7 @@ class Block:
         plan, cluster, share = self.plan, lax.axis_index("cluster"), lax.axis_index("share")
         start, stop = (n * plan.num_steps // plan.shares for n in (share, share + 1))
         if not self.prefetches:
-            self._await_launches()
+            launches.await_earlier(self.interpret)
         num_blocks = refs["matrices"][0] if "matrices" in refs else plan.num_blocks
         blocks_of_tile = num_blocks if plan.sums_blocks else 1
         num_tiles = plan.num_tiles * (1 if plan.sums_blocks else num_blocks)
@@ -218,7 +218,7 @@ class Block:
 
         begin(fetch_weights)
         if self.prefetches:
-            self._await_launches()
+            launches.await_earlier(self.interpret)
         lax.fori_loop(first, last, fold_tile, begin(fetch_x))
         plgpu.wait_smem_to_gmem(0)
 
@@ -407,7 +407,7 @@ class Block:
                 for half, sum_FW in enumerate(sums):
                     refs["parts"][place, share, half] = sum_FW
 
-            self._meet_cluster()
+            launches.meet_cluster(self.interpret)
 
         @pl.when(share == plan.shares - 1)
         def _() -> None:
@@ -451,28 +451,6 @@ class Block:
             weighed_FW = hidden_FW if self.weighs_sums else hidden_FW * factor_FW
             hidden_FW = jnp.where(factor_FW == 0, 0, weighed_FW)
         return (hidden_FW.astype(self.dtype),)
-
-    # --- where the interpreter has no such instruction --------------------------------------------
-
-    def _await_launches(self) -> None:
-        """Waits for the launches before, and lets those after begin."""
-        if not self.interpret:
-            plgpu.griddepcontrol_wait()
-            plgpu.griddepcontrol_launch_dependents()
-
-    def _meet_cluster(self) -> None:
-        """Waits for the cluster's blocks, whose writes are visible then. The interpreter runs them
-        one after the other.
-        """
-        if self.interpret:
-            return
-
-        @plgpu.inline_mgpu()
-        def meet(_: object) -> None:
-            lines = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
-            llvm.inline_asm(None, [], lines, "~{memory}", has_side_effects=True)
-
-        meet()
 
     def _store_transposed(self, smem: Any, sum_FW: jax.Array) -> None:
         """Writes [64, W] as [W, 64]."""

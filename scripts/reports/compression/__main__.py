@@ -164,7 +164,7 @@ def _page(
             f"model's. Healing gave back {recovered:.0%} of the loss that pruning cost. The last "
             "row is trained on the same tokens and distributions from random weights."
         ),
-        *table(("model", "nats", "beside the parent", "perplexity", "KL, nats"), quality),
+        *table(("model", "nats", "less the parent's", "perplexity", "KL, nats"), quality),
         "", "## Speed",
         *prose(
             "A decode step of one sequence behind 512 tokens, predicted by the planner and the "
@@ -172,7 +172,7 @@ def _page(
         ),
         *table(
             ("model", "weights", "MB", "nats", "predicted, ms", "measured, ms",
-             "faster, predicted", "faster, measured"), speed,
+             "parent's step / step, predicted", "measured"), speed,
         ),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"

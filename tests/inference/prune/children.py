@@ -51,7 +51,7 @@ def child_of(folder, output, widths, to="hf", method=METHOD, is_contiguous=False
     count = widths.get("layers", checkpoint.config.num_layers)
     layers = selection.layers(importance, count, is_contiguous)
     stays = selection.select(importance, widths, layers)
-    pruned = export.checkpoint(checkpoint, importance, widths, stays, {})
+    pruned = export.checkpoint(checkpoint, widths, stays, {})
     convert.convert(pruned, output, to, "float32")
     return provenance.stages(text_files.read(output))[0]
 

@@ -89,7 +89,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(idle, tmp_path):
         checkpoint, importance = children.scored(idle, tmp_path / f"{name}.pruning")
         layers = selection.layers(importance, 3, is_contiguous=False)
         stays = selection.select(importance, WIDTHS, layers)
-        pruned = export.checkpoint(checkpoint, importance, WIDTHS, stays, {})
+        pruned = export.checkpoint(checkpoint, WIDTHS, stays, {})
         convert.convert(pruned, tmp_path / name, "hf")
         return (tmp_path / name / manifest.NAME).read_text()
 
@@ -168,7 +168,7 @@ def test_a_layers_loss_is_that_of_the_model_without_it(idle, tmp_path):
     ) == pytest.approx(expected, abs=1e-4)
     widths, layers = {"layers": 3}, (0, 1, 2)
     stays = selection.select(importance, widths, layers)
-    pruned = export.checkpoint(checkpoint, importance, widths, stays, {})
+    pruned = export.checkpoint(checkpoint, widths, stays, {})
     without = loss.of_model(Reader(pruned.contents(), pruned.config), tokens)
     assert without - whole == pytest.approx(rises[3], abs=1e-5)
 

@@ -24,7 +24,7 @@ def fitted(folder, work, widths):
     stays = selection.select(importance, widths, layers)
     reader, tokens = Reader(checkpoint.contents(), checkpoint.config), windows(checkpoint)
     parts = Parts(work, {"model": str(folder)})
-    return checkpoint, importance, stays, refit.run(reader, stays, tokens, parts)
+    return checkpoint, stays, refit.run(reader, stays, tokens, parts)
 
 
 def windows(checkpoint):
@@ -38,7 +38,7 @@ def windows(checkpoint):
     ("llama-gqa-tied-rope3", {"kv_heads": 1}),
 ])  # fmt: skip
 def test_results_are_nearer_to_the_parents(case, widths, tmp_path):
-    checkpoint, _, stays, matrices = fitted(GOLDEN / case, tmp_path / "work", widths)
+    checkpoint, stays, matrices = fitted(GOLDEN / case, tmp_path / "work", widths)
     assert matrices
     reader = Reader(checkpoint.contents(), checkpoint.config)
     stream = start(reader, windows(checkpoint))
@@ -78,11 +78,11 @@ def test_what_follows_from_others_is_given_back(tmp_path):
     config = models.llama(num_layers=2)
     folder = models.written(config, tmp_path / "model", change)
     widths = {"ffn_width": 48}
-    checkpoint, importance, stays, matrices = fitted(folder, tmp_path / "work", widths)
+    checkpoint, stays, matrices = fitted(folder, tmp_path / "work", widths)
     expected = children.logits(*children.loaded(folder))
     errors = []
     for name, refitted in (("plain", {}), ("fitted", matrices)):
-        pruned = export.checkpoint(checkpoint, importance, widths, stays, {}, refitted)
+        pruned = export.checkpoint(checkpoint, widths, stays, {}, refitted)
         convert.convert(pruned, tmp_path / name, "hf", "float32")
         logits = children.logits(*children.loaded(tmp_path / name))
         errors.append(np.abs(logits - expected).max())
@@ -93,8 +93,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path):
     case, widths = GOLDEN / "llama-gqa-tied-rope3", {"ffn_width": 37}
 
     def written(name):
-        checkpoint, importance, stays, matrices = fitted(case, tmp_path / f"{name}.work", widths)
-        pruned = export.checkpoint(checkpoint, importance, widths, stays, {}, matrices)
+        checkpoint, stays, matrices = fitted(case, tmp_path / f"{name}.work", widths)
+        pruned = export.checkpoint(checkpoint, widths, stays, {}, matrices)
         convert.convert(pruned, tmp_path / name, "hf")
         return (tmp_path / name / manifest.NAME).read_text()
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from configs.recipes import few_bits
-from configs.recipes.training import TrainingConfig
+from configs.recipes.training import Distillation
 from inference.quantize import straight_through
-from inference.training import loop, losses
+from inference.training import distillation, loop, losses
 from inference.training.windows import Windows
 from layers import decoder, params, quantized
 from layers.quantized import OURS
@@ -41,10 +41,10 @@ def test_gradients_pass_the_rounding():
 
     @jax.jit
     def loss(values):
-        return sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(student(values)))
+        return sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(student(values, None)))
 
     slopes = params.flatten(jax.grad(loss)(masters), lambda _: False)
-    stored = params.flatten(jax.jit(student)(masters), lambda _: False)
+    stored = params.flatten(jax.jit(student)(masters, None), lambda _: False)
     path = "layers/0/mixer/out"
     np.testing.assert_allclose(slopes[path], 2 * stored[path], rtol=1e-6)
     assert not np.allclose(stored[path], params.flatten(masters, lambda _: False)[path])
@@ -55,11 +55,12 @@ def test_training_brings_the_laws_nearer():
     config = models.llama()
     formats = few_bits.formats(config, "int3_g32", ["embed", "head"])
     full = fakes.real_params(config)
-    loss = losses.distilled(config, straight_through.student(config, formats))
+    student = straight_through.student(config, formats)
     tokens = np.random.default_rng(0).integers(0, models.VOCAB, 2000).astype(np.int32)
-    training = TrainingConfig(
+    training = Distillation(
         steps=30, batch=8, window=24, learning_rate=3e-3, warmup_steps=2, weight_decay=0.0
     )
+    loss = distillation.from_memory(config, config, training, student)
     seen = []
     masters = jax.tree.map(jnp.array, full)
     loop.train(
@@ -73,7 +74,9 @@ def test_a_student_without_formats_says_what_the_model_says():
     config = dataclasses.replace(models.llama(), num_layers=1)
     full = fakes.real_params(config)
     batch = {"tokens": np.random.default_rng(0).integers(0, models.VOCAB, (2, 13), np.int32)}
-    loss = compiling.jit(losses.distilled(config, straight_through.student(config, {})))
+    student = straight_through.student(config, {})
+    training = Distillation(steps=1, batch=2, window=12)
+    loss = compiling.jit(distillation.from_memory(config, config, training, student))
     assert abs(float(loss(full, full, batch))) < 1e-6
     other = jax.tree.map(lambda leaf: leaf * 1.1, full)
 

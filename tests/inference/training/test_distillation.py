@@ -36,7 +36,7 @@ def masters(model, seed=0, mesh=None):
 
 
 def loss_of(training, values, frozen, teacher=TEACHER, student=STUDENT):
-    loss = distillation.beside(teacher, student, training)
+    loss = distillation.from_memory(teacher, student, training)
     return compiling.jit(jax.value_and_grad(loss))(values, frozen, DATA.batch(0))
 
 
@@ -168,7 +168,7 @@ def test_over_chips_it_is_the_same_up_to_rounding(source, tmp_path, monkeypatch)
         if source == "file":
             loss = distillation.from_file(STUDENT, training)
             return loop.train(loss, student, labels, training)
-        loss = distillation.beside(TEACHER, STUDENT, training)
+        loss = distillation.from_memory(TEACHER, STUDENT, training)
         return loop.train(loss, student, DATA, training, frozen=masters(TEACHER, mesh=mesh))
 
     one, many = (jax.device_get(run(mesh)) for mesh in (None, Mesh(data=4, model=2)))
@@ -181,8 +181,8 @@ def test_over_chips_it_is_the_same_up_to_rounding(source, tmp_path, monkeypatch)
     ({"top_k": -1}, "training.top_k is at least 0"),
     ({"hidden_weight": float("nan")}, "must be finite"),
     ({"on_policy": 1.5}, "must be from 0 to 1"),
-    ({"hidden_weight": 1.0, "top_k": 4}, "the file has not hidden states"),
-    ({"on_policy": 0.5, "top_k": 4}, "the file has not what a student will write"),
+    ({"hidden_weight": 1.0, "top_k": 4}, "the file has no hidden states"),
+    ({"on_policy": 0.5, "top_k": 4}, "the file has nothing of what a student writes"),
 ])  # fmt: skip
 def test_settings_that_mean_nothing(changes, cause):
     with pytest.raises(InputError, match=cause):
