@@ -19,7 +19,7 @@ from inference.engine import Engine
 from inference.planner import cost, report, weights
 from inference.planner.calibration.verify import Point
 from inference.request import SamplingParams
-from inference.runtime import batch
+from inference.runtime import adapter_stacks, batch
 from inference.runtime.model_runner import ModelRunner
 from inference.scheduling import step_shapes
 from inference.scheduling.sequence import Sequence
@@ -77,6 +77,19 @@ def arrays(
 
 def _tokens(config: Config, numbers: np.ndarray) -> np.ndarray:
     return numbers * _STRIDE % config.model.vocab_size
+
+
+def fill_adapters(runner: ModelRunner) -> None:
+    """Gives every slot for adapters its largest rank, with factors of zeros: the native products
+    skip a slot without ranks. Changes nothing where there are no slots.
+    """
+    rank = runner.config.engine.adapters.rank
+    full = {
+        path: (down, up, jax.numpy.full_like(ranks, rank))
+        for path, (down, up, ranks) in runner.params.get(adapter_stacks.NAME, {}).items()
+    }
+    if full:
+        runner.params |= {adapter_stacks.NAME: full}
 
 
 def run(

@@ -33,6 +33,7 @@ class EngineRunner:
         """Compiles steps that only decode or prefill, and, if padding is free, padded prefill."""
         config = verify.engine_config(model, room)
         self._runner = ModelRunner(config, params.init(decoder.param_infos(model)))
+        steps.fill_adapters(self._runner)
         engine = self._runner.config.engine
         self._shapes = [
             shape

@@ -2,13 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from configs import presets
 from configs.errors import InputError
 from configs.kinds.recurrent.mamba import Mamba2
+from inference.benchmark import steps
 from inference.files import local_machine
 from inference.planner.calibration import lookup, measure, store, verify
+from inference.runtime import adapter_stacks
 from inference.scheduling import step_shapes
 from inference.scheduling.step_shapes import StepShape
 from layers import registry
@@ -76,6 +79,13 @@ def test_the_page_and_the_calibrations(tiny, monkeypatch, capfd):
 
 
 def test_steps_with_adapters_are_timed_beside_others(tiny, monkeypatch, capfd):
+    timed, ranks = steps.run, []
+
+    def noted(runner, *args):
+        ranks.extend(np.asarray(slots) for *_, slots in runner.params[adapter_stacks.NAME].values())
+        return timed(runner, *args)
+
+    monkeypatch.setattr(steps, "run", noted)
     # Of whole strips, as the model.
     room = "--set=engine.adapters.slots=2", "--set=engine.adapters.rank=32"
     call = "--model=tiny", "--verify", "--json", *room
@@ -85,6 +95,8 @@ def test_steps_with_adapters_are_timed_beside_others(tiny, monkeypatch, capfd):
     sizes = [row["size"] for row in answer["rows"] if "adapters" in row["size"]]
     few = ["1 rows, 1 adapters", "4 rows, 2 adapters", "2 x 64 tokens, 1 adapters"]
     assert sizes == 2 * few
+    # A slot without ranks takes no time.
+    assert ranks and all(slots.tolist() == [32, 32] for slots in ranks)
     for allocated in answer["models"]:
         assert allocated["predicted_weight_bytes"] == allocated["weight_bytes"]
     assert store.calibration(MODEL) is None  # an engine without adapters is another one
